@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.search import Point, SearchLimits, ShrinkResult, Trial, verdict
-from gossamer.search.budget import Deadline, OutOfTime, Stopped, TimeBudget
+from gossamer.search.budget import NEVER, Deadline, OutOfTime, Stopped, TimeBudget
 from gossamer.search.candidates import Candidate, dense
-from gossamer.search.pursuit import pursue
+from gossamer.search.shrinking import pursue
 
 MEASURING = 2.0
 
@@ -32,7 +32,7 @@ class FakeShop:
         return candidate.name in self.trials
 
     def stopped(self, candidate):
-        return self.unfinished.get(candidate.name)
+        return self.unfinished.get(candidate.name, NEVER)
 
     def try_out(self, candidate, deadline):
         if candidate.name in self.trials:

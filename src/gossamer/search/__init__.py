@@ -9,11 +9,10 @@ engines of others that it is compared with.
 
 from gossamer.search.candidates import Mask
 from gossamer.search.contenders import EngineContenders, dense_point, engine_points
-from gossamer.search.front import SearchLimits
-from gossamer.search.page import HEAD, front_chart, notes_of, rows_of, search_page
-from gossamer.search.shrinking import ShrinkResult, shrink
+from gossamer.search.front import SearchLimits, ShrinkResult
+from gossamer.search.page import HEAD, front_chart, notes_of, rows_of, search_page, verdict
+from gossamer.search.shrinking import shrink
 from gossamer.search.trial import Point, Trial
-from gossamer.search.wording import verdict
 
 __all__ = [
     "HEAD",

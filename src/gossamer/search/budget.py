@@ -53,6 +53,9 @@ class Stopped:
     allowed: float
 
 
+NEVER = Stopped(0.0, 0.0, 0.0)
+
+
 @dataclass
 class Deadline:
     """Of one candidate, from now on.
@@ -188,11 +191,14 @@ class Overhead:
     """Seconds beside candidates, as the first run of a search took them.
 
     A run that goes on decides by those, as by the recorded seconds of candidates.
+
+    Attributes:
+        held: what was noted, by name.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _OVERHEAD
-        self._held = read_record(self._path, dict[str, float]) if self._path.exists() else {}
+        self.held = read_record(self._path, dict[str, float]) if self._path.exists() else {}
 
     def timed(self, name: str, work: Callable[[], float]) -> float:
         """What `work` gives; its seconds are noted."""
@@ -201,14 +207,9 @@ class Overhead:
         self.noted(name, time.perf_counter() - start)
         return found
 
-    def of(self, name: str) -> float:
-        """What was noted under this name."""
-        noted: float = self._held[name]
-        return noted
-
     def noted(self, name: str, seconds: float) -> float:
         """What was noted first under this name: `seconds`, unless an earlier run did."""
-        if name not in self._held:
-            self._held[name] = seconds
-            write_record(self._path, self._held)
-        return self.of(name)
+        if name not in self.held:
+            self.held[name] = seconds
+            write_record(self._path, self.held)
+        return self.held[name]

@@ -26,7 +26,6 @@ from gossamer.running.encoder import encoder_arrays, find_base
 from gossamer.running.rivals import (
     NETWORK_PRECISIONS,
     PRECISIONS,
-    TITLES,
     EncoderEngine,
     EngineFailed,
     NetworkEngine,
@@ -111,46 +110,41 @@ class EngineContenders(ExitStack):
         """(title, precision, model) of everything the engines can make of the dense model."""
         if not self._pythons:
             return
-        texts = work.texts.get("training")
+        texts, images, x = work.texts.get("training"), work.images, work.timed.arguments
         try:
             if work.kind == "encoder" and isinstance(texts, Texts):
-                yield from self._encoders(work, texts, precisions)
-            elif work.images is not None:
-                yield from self._networks(work, work.images, precisions)
+                arrays = encoder_arrays(*find_base(work.model), work.tokens)
+                calibration = calibration_inputs(texts, work)
+
+                def load_encoder(engine: EncoderEngine, precision: str) -> EngineModel:
+                    engine.load(precision, arrays, x["input_ids"], precision, calibration)
+                    return EngineEncoder(engine, precision, work.tokens)
+
+                yield from self._loaded(EncoderEngine, load_encoder, precisions)
+            elif images is not None:
+                with tempfile.TemporaryDirectory() as place:
+                    graph = Path(place) / "network.onnx"
+                    export_network(work.model, x, graph)
+
+                    def load_network(engine: NetworkEngine, precision: str) -> EngineModel:
+                        engine.load(precision, graph, x, images, precision)
+                        return EngineNetwork(engine, precision)
+
+                    known = [p for p in precisions if p in NETWORK_PRECISIONS]
+                    yield from self._loaded(NetworkEngine, load_network, known)
         except (TargetError, InputError) as error:
             self._say(f"other engines are not asked: {error}")
 
-    def _encoders(
-        self, work: Workload, texts: Texts, precisions: Sequence[str]
+    def _loaded(
+        self, kind: type[Any], load: Callable[[Any, str], EngineModel], precisions: Sequence[str]
     ) -> Iterator[tuple[str, str, EngineModel]]:
-        arrays = encoder_arrays(*find_base(work.model), work.tokens)
-        ids, calibration = work.timed.arguments["input_ids"], calibration_inputs(texts, work)
         for name, python in self._pythons.items():
-            engine = self.enter_context(EncoderEngine(name, python, self._threads))
+            engine = self.enter_context(kind(name, python, self._threads))
             for precision in (p for p in PRECISIONS[name] if p in precisions):
                 try:
-                    engine.load(precision, arrays, ids, precision, calibration=calibration)
+                    yield engine.title, precision, load(engine, precision)
                 except EngineFailed as error:
                     self._say(str(error))
-                    continue
-                yield TITLES[name], precision, EngineEncoder(engine, precision, work.tokens)
-
-    def _networks(
-        self, work: Workload, images: torch.Tensor, precisions: Sequence[str]
-    ) -> Iterator[tuple[str, str, EngineModel]]:
-        x = work.timed.arguments
-        with tempfile.TemporaryDirectory() as place:
-            graph = Path(place) / "network.onnx"
-            export_network(work.model, x, graph)
-            for name, python in self._pythons.items():
-                engine = self.enter_context(NetworkEngine(name, python, self._threads))
-                for precision in (p for p in NETWORK_PRECISIONS if p in precisions):
-                    try:
-                        engine.load(precision, graph, x, images, precision)
-                    except EngineFailed as error:
-                        self._say(str(error))
-                        continue
-                    yield TITLES[name], precision, EngineNetwork(engine, precision)
 
 
 def calibration_inputs(texts: Texts, work: Workload) -> dict[str, torch.Tensor]:

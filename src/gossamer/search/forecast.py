@@ -150,8 +150,7 @@ class Forecasting:
 
     def _make(self) -> Forecasts | None:
         place, budget = self.folder / f"{FORECAST_FILE}.stopped", self.budget
-        earlier = read_stopped(place)
-        before = 0.0 if earlier is None else earlier.seconds
+        before = read_stopped(place).seconds
         if budget.for_forecasts > before:
             try:
                 deadline = self.deadline(budget.for_forecasts - before)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the models that were tried is the one to take."""
+"""What a search found, and which of the models that were tried is the one to take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from gossamer.search.candidates import is_trained_dense
+from gossamer.search.forecast import MaskForecast
 from gossamer.search.trial import Point
 
 # Times this close are the same: then the smaller one is taken.
@@ -69,3 +72,71 @@ def trained_beside(points: Sequence[Point], chosen: Point) -> str:
 def _beats(one: Point, other: Point) -> bool:
     mine, others = ((point.lost, point.ms, point.size) for point in (one, other))
     return mine != others and all(a <= b for a, b in zip(mine, others, strict=True))
+
+
+@dataclass(frozen=True)
+class ShrinkResult:
+    """What a search found.
+
+    Attributes:
+        chosen: the point to take; the nearest one if nothing met the limits.
+        met: whether it is within the limits.
+        path: its artifact.
+        work: folder of all candidates, where a stopped search goes on.
+        quality_name: what quality is.
+        dense_quality: of the dense model, on the data that nothing was chosen by.
+        quality: of the chosen model, on the same data.
+        points: everything measured, in the order of the search.
+        forecasts: what masks were forecast to take and to break.
+        skipped: what was not tried, and why.
+        seconds: of the search.
+        out_of_time: whether the budget ended before the ideas did.
+        timed: what the milliseconds are of.
+        left_out: what there was no time for.
+        budget_seconds: that the search was given.
+        cpu_seconds: of processors that it had.
+        doubt: what else the machine did meanwhile; empty if it was quiet.
+    """
+
+    chosen: Point
+    met: bool
+    path: Path
+    work: Path
+    quality_name: str
+    dense_quality: float
+    quality: float
+    points: tuple[Point, ...]
+    forecasts: tuple[MaskForecast, ...]
+    skipped: tuple[str, ...]
+    seconds: float
+    out_of_time: bool
+    timed: str = ""
+    left_out: tuple[str, ...] = ()
+    budget_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    doubt: str = ""
+
+    @property
+    def num_pruned(self) -> int:
+        """Pruned candidates that were measured."""
+        return len({point.candidate for point in self.points if not point.is_dense})
+
+    @property
+    def stay_dense(self) -> bool:
+        """Whether no pruned model was worth it."""
+        return self.chosen.is_dense
+
+    @property
+    def front(self) -> list[Point]:
+        """Points that no other one beats in everything."""
+        return front(self.points)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for --json."""
+        return {
+            **asdict(self),
+            "path": str(self.path),
+            "work": str(self.work),
+            "stay_dense": self.stay_dense,
+            "front": [point.name for point in self.front],
+        }

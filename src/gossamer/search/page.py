@@ -1,38 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a search: the front as a picture, every measurement as a table."""
+"""A search for people: the verdict, the report with its picture and tables, and the model card.
+
+The verdict says what was found, out of what was tried, and what was not; it never says more than
+was measured. The card says what the model is, what it was compared with, and how to run it.
+"""
 
 import math
 from collections.abc import Sequence
 
 from gossamer.report import Comparison, Figure, Page, TextTable, describe_machine, format_bytes
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
-from gossamer.search.front import SearchLimits
-from gossamer.search.shrinking import ShrinkResult
+from gossamer.search.candidates import is_trained_dense
+from gossamer.search.front import SearchLimits, ShrinkResult, best, trained_beside
 from gossamer.search.trial import Point
-from gossamer.search.wording import OUT_OF_TIME, verdict
 
 HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
 _HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
 # Sides of dots: their area goes with the bytes of the model.
 _LEAST_DOT, _LARGEST_DOT = 5.0, 20.0
+_OUT_OF_TIME = (
+    "The budget ended before the ideas did: the same command with a larger one goes on from here."
+)
 
 
 def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
     """Everything a reader needs to agree or disagree with the choice."""
     chosen = result.chosen
     quality, times = (result.dense_quality, result.quality), (chosen.ms * chosen.speedup, chosen.ms)
-    comparison = Comparison(
-        ("dense", chosen.name),
-        (
-            Figure(f"{result.quality_name}, data nothing was chosen by", "score", quality),
-            Figure("bytes of tensor files", "bytes", (result.points[0].size, chosen.size)),
-            Figure(f"ms, {result.timed}", "ms", times, chosen.doubt),
-        ),
-    )
     return Page(
         title=title,
         lead=verdict(result, limits),
-        comparison=comparison,
+        comparison=Comparison(
+            ("dense", chosen.name),
+            (
+                Figure(f"{result.quality_name}, data nothing was chosen by", "score", quality),
+                Figure("bytes of tensor files", "bytes", (result.points[0].size, chosen.size)),
+                Figure(f"ms, {result.timed}", "ms", times, chosen.doubt),
+            ),
+        ),
         layers=(),
         machine=describe_machine(),
         charts=[front_chart(result, limits)],
@@ -40,7 +45,7 @@ def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
             TextTable(
                 "Everything that was tried, in order",
                 HEAD,
-                tuple(map(tuple, rows_of(result.points, result.chosen, result.front))),
+                tuple(map(tuple, rows_of(result.points, chosen, result.front))),
                 f"Quality is {result.quality_name} on the data choices were made by. Times of one"
                 " row were taken in turn with dense fp32; those of two rows were not.",
             ),
@@ -66,16 +71,18 @@ def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
     )
     points = result.points
     widest, heaviest = max(p.ms for p in points) * 1.1, max(p.size for p in points)
-    highest = max(*(point.lost for point in points), limits.max_loss) * 1.15
-    lowest = min(0.0, *(point.lost for point in points)) * 1.15
+    losses = [point.lost for point in points]
+    highest, lowest = max(*losses, limits.max_loss) * 1.15, min(0.0, *losses) * 1.15
 
     def place(ms: float, lost: float) -> tuple[float, float]:
         x = _LEFT + (WIDTH - _LEFT - 20) * ms / widest
         return x, _BOTTOM - (_BOTTOM - 16) * (lost - lowest) / (highest - lowest or 1.0)
 
-    chart.lines.append(Line(((_LEFT, 10.0), (_LEFT, _BOTTOM), (WIDTH - 20, _BOTTOM)), "axis"))
-    chart.lines.append(Line((place(0, limits.max_loss), place(widest, limits.max_loss)), "mark"))
-    chart.lines.append(Line(tuple(place(p.ms, p.lost) for p in result.front), "curve"))
+    chart.lines += [
+        Line(((_LEFT, 10.0), (_LEFT, _BOTTOM), (WIDTH - 20, _BOTTOM)), "axis"),
+        Line((place(0, limits.max_loss), place(widest, limits.max_loss)), "mark"),
+        Line(tuple(place(p.ms, p.lost) for p in result.front), "curve"),
+    ]
     for point in points:
         x, y = place(point.ms, point.lost)
         kind = "dense" if point.is_dense else "sparse"
@@ -86,9 +93,11 @@ def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
         chart.bars.append(Bar(x - dot / 2, y - dot / 2, dot, dot, kind, text))
         if point == result.chosen:
             chart.labels.append(Label(x + dot, y - dot, f"taken: {point.name}"))
-    chart.labels.append(Label(WIDTH - 24, _BOTTOM + 20, f"{widest:.1f} ms", "end value"))
-    chart.labels.append(Label(_LEFT - 6, 20, f"{highest:.1%}", "end value"))
-    chart.labels.append(Label(_LEFT - 6, _BOTTOM, f"{lowest:.1%}", "end value"))
+    chart.labels += [
+        Label(WIDTH - 24, _BOTTOM + 20, f"{widest:.1f} ms", "end value"),
+        Label(_LEFT - 6, 20, f"{highest:.1%}", "end value"),
+        Label(_LEFT - 6, _BOTTOM, f"{lowest:.1%}", "end value"),
+    ]
     return chart
 
 
@@ -119,5 +128,111 @@ def notes_of(result: ShrinkResult) -> list[str]:
     if result.doubt:
         notes.append(f"{result.doubt}. A quiet one tries more in the same time.")
     if result.left_out:
-        notes.append(f"Not tried, or not finished: {' '.join(result.left_out)} {OUT_OF_TIME}")
+        notes.append(f"Not tried, or not finished: {' '.join(result.left_out)} {_OUT_OF_TIME}")
     return notes
+
+
+def verdict(result: ShrinkResult, limits: SearchLimits) -> str:
+    """The headline; it never says more than was measured."""
+    chosen = result.chosen
+    untried = untried_text(result)
+    if not result.met:
+        return f"Nothing tried met all limits. Nearest: {_described(chosen)}.{untried}"
+    if chosen.is_dense:
+        return f"{_dense_verdict(result, limits)}{untried}"
+    rival = best([p for p in result.points if not p.is_ours], limits)
+    if rival is not None and rival.ms < chosen.ms:
+        ours = f"of ours, {_described(chosen)}"
+        return f"{rival.name} is faster ({rival.ms:.2f} ms); {ours}.{untried}"
+    beside = trained_beside(result.points, chosen)
+    return f"{_described(chosen)}.{' ' if beside else ''}{beside}{untried}"
+
+
+def untried_text(result: ShrinkResult) -> str:
+    """A sentence on what there was no time for; empty if all was tried."""
+    count = len(result.left_out)
+    if not count:
+        return ""
+    ideas = "1 idea was" if count == 1 else f"{count} ideas were"
+    seconds = result.budget_seconds
+    budget = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:.2g} s"
+    return f" {ideas} not tried or not finished: the budget of {budget} ended first."
+
+
+def _dense_verdict(result: ShrinkResult, limits: SearchLimits) -> str:
+    chosen, count = result.chosen, result.num_pruned
+    form = chosen.name.removeprefix("dense ")
+    if is_trained_dense(chosen.candidate):
+        form = f"{chosen.precision} and trained on the same data"
+    figures = "" if form == "fp32" else f" ({_figures(chosen)})"
+    if not count and result.left_out:
+        # Nothing is known of pruned models, so nothing is said against them.
+        return f"Dense in {form}{figures} is the best of what was tried; no pruned model was tried."
+    stay = f"Stay dense, in {form}{figures}"
+    if not count:
+        return f"{stay}: no pruned model was tried, because none was forecast to be faster."
+    tried = "the one pruned model that was tried is not faster"
+    if count > 1:
+        tried = f"none of the {count} pruned models that were tried is faster"
+    return f"{stay}: {tried} within the limits (a loss of {limits.max_loss:.2%})."
+
+
+def _described(point: Point) -> str:
+    return f"{point.name}: {_figures(point)}"
+
+
+def _figures(point: Point) -> str:
+    busy = ", timed on a busy machine" if point.doubt else ""
+    return f"{point.speedup:.2f}x dense fp32{busy}, {point.lost:+.2%} of the quality lost"
+
+
+def card_text(result: ShrinkResult, *, is_described: bool, has_images: bool) -> str:
+    """Markdown; figures are those of the search.
+
+    Args:
+        result: of the search.
+        is_described: whether the artifact says how its model is built.
+        has_images: whether it reads images, which are then compiled by example.
+    """
+    chosen, dense = result.chosen, result.points[0]
+    times = f"{chosen.ms * chosen.speedup:.2f}", f"{chosen.ms:.2f}"
+    if chosen.doubt:
+        # Those of a busy machine are not written down for good.
+        times = (f"not measured ({chosen.doubt})",) * 2
+    rows = [
+        (f"{result.quality_name}, data nothing was chosen by", f"{result.dense_quality:.2f}",
+         f"{result.quality:.2f}"),
+        (f"{result.quality_name}, data it was chosen by", f"{dense.quality:.2f}",
+         f"{chosen.quality:.2f}"),
+        (f"ms, {result.timed}, measured in turn", *times),
+        ("bytes of tensor files", str(dense.size), str(chosen.size)),
+    ]  # fmt: skip
+    machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
+    why = f"the fastest of {len(result.points)} measured models within the limits."
+    if not result.met:
+        why = "no model met all limits, and this one is nearest."
+    if not result.num_pruned:
+        why += " No pruned model was measured."
+    why += untried_text(result)
+    load = "gossamer.load(path)" if is_described else "gossamer.load(path, your_model)"
+    example = ", example=images" if has_images else ""
+    beside = trained_beside(result.points, chosen)
+    lines = [
+        f"# {result.path.name}",
+        "",
+        f"Made by `gossamer shrink`: {chosen.name}, {why}",
+        "",
+        "| | dense fp32 | this model |",
+        "|---|---|---|",
+        *(f"| {name} | {first} | {second} |" for name, first, second in rows),
+        "",
+        *([beside, ""] if beside else []),
+        f"Load with `{load}` and run with `gossamer.compile(model,"
+        f' precision="{chosen.precision}"{example})`.',
+        "",
+        f"Measured on: {machine}.",
+        "",
+        "Data and licence: not stated yet.",
+        "",
+    ]
+    return "\n".join(lines)

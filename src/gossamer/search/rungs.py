@@ -103,10 +103,10 @@ class Search:
         if good is not None and self.limits.max_bytes is None and ms >= good.ms:
             return f"forecast at {ms:.2f} ms, no faster than {good.name} ({good.ms:.2f} ms)."
         for other in tried:
-            name, is_gentler = other.name, found[other.name].error <= found[mask.name].error
-            lost = self._lost(f"oneshot-{name}")
-            if is_gentler and lost > _HOPELESS and self._is_measured(f"oneshot-{name}"):
-                return f"{name} is gentler and lost {lost:.0%} already."
+            is_gentler = found[other.name].error <= found[mask.name].error
+            lost = self._lost(name := f"oneshot-{other.name}")
+            if is_gentler and lost > _HOPELESS and self._measured(name):
+                return f"{other.name} is gentler and lost {lost:.0%} already."
         return None
 
     def _without_masks(self, table: str) -> Iterator[Candidate]:
@@ -114,14 +114,15 @@ class Search:
         times = {point.candidate: point.ms for point in self.points}
         good = best(self.points, self.limits)
         fastest = float("inf") if good is None else good.ms
-        if times.get(DENSE_INT8, 0.0) * _SLIM < fastest:
-            yield slim(_SLIM, table=table)
-        else:
-            self.skipped.append(f"slim-{_SLIM:.0%}: could not be faster than the best so far.")
-        if times.get(DENSE, 0.0) * _TOKENS_TIME < fastest:
-            yield fewer_tokens(_TOKENS_KEPT, _TOKEN_STEPS, self.work.aim, table=table)
-        else:
-            self.skipped.append("tokens: could not be faster than the best so far.")
+        tokens = fewer_tokens(_TOKENS_KEPT, _TOKEN_STEPS, self.work.aim, table=table)
+        for source, part, title, candidate in (
+            (DENSE_INT8, _SLIM, f"slim-{_SLIM:.0%}", slim(_SLIM, table=table)),
+            (DENSE, _TOKENS_TIME, "tokens", tokens),
+        ):
+            if times.get(source, 0.0) * part < fastest:
+                yield candidate
+            else:
+                self.skipped.append(f"{title}: could not be faster than the best so far.")
 
     def _recoveries(self, masks: list[Mask]) -> Iterator[Candidate]:
         now = {mask: f"oneshot-{mask.name}" for mask in masks}
@@ -154,7 +155,7 @@ class Search:
     def _best_of(self, made: Mapping[float, Candidate]) -> Generator[Candidate, None, float | None]:
         """Ask for all; the rate of the one that lost least, None if none was measured."""
         yield from made.values()
-        done = [rate for rate, each in made.items() if self._is_measured(each.name)]
+        done = [rate for rate, each in made.items() if self._measured(each.name)]
         return min(done, key=lambda rate: self._lost(made[rate].name), default=None)
 
     def _carried_on(self, now: dict[Mask, str], size: int) -> list[Mask]:
@@ -162,7 +163,7 @@ class Search:
         good = best(self.points, self.limits)
         worth = []
         for mask, name in now.items():
-            mine = [point for point in self.points if point.candidate == name]
+            mine = self._measured(name)
             if not mine or self._lost(name) > _HOPELESS:
                 continue
             better = good is None or (
@@ -174,8 +175,8 @@ class Search:
                 worth.append(mask)
         return sorted(worth, key=lambda mask: self._lost(now[mask]))[:size]
 
-    def _is_measured(self, name: str) -> bool:
-        return any(point.candidate == name for point in self.points)
+    def _measured(self, name: str) -> list[Point]:
+        return [point for point in self.points if point.candidate == name]
 
     def _lost(self, name: str) -> float:
-        return min((p.lost for p in self.points if p.candidate == name), default=float("inf"))
+        return min((point.lost for point in self._measured(name)), default=float("inf"))

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gossamer.shrink`: tries what could make a model smaller and faster, and keeps the best."""
+"""`gossamer.shrink`: tries what could make a model smaller and faster, and keeps the best.
+
+Candidates are tried one after the other while there is time (`pursue`), and models of others are
+asked for. What was not tried is said.
+"""
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +21,19 @@ from gossamer.errors import InputError
 from gossamer.io.artifact import CARD_FILE, check_replaceable
 from gossamer.io.safe_files.directories import replace_directory
 from gossamer.pruning.calibration import check_same_run, model_digest
-from gossamer.search.budget import Clocks, Deadline, Overhead, TimeBudget
-from gossamer.search.candidates import MASKS, Mask, dense
-from gossamer.search.forecast import Forecasting, MaskForecast
-from gossamer.search.front import SearchLimits, best, front, nearest
-from gossamer.search.pursuit import AskOthers, ask_others, pursue
+from gossamer.search.budget import (
+    NEVER,
+    Clocks,
+    Deadline,
+    OutOfTime,
+    Overhead,
+    Stopped,
+    TimeBudget,
+)
+from gossamer.search.candidates import DENSE, MASKS, Candidate, Mask, dense
+from gossamer.search.forecast import Forecasting
+from gossamer.search.front import SearchLimits, ShrinkResult, best, nearest
+from gossamer.search.page import card_text
 from gossamer.search.records import read_record, write_record
 from gossamer.search.rungs import RATES, Search
 from gossamer.search.trial import (
@@ -31,80 +44,14 @@ from gossamer.search.trial import (
     is_described,
     reload,
 )
-from gossamer.search.wording import card_text
-from gossamer.search.workloads import load_workload
+from gossamer.search.workloads import Workload, load_workload
 
+AskOthers = Callable[[Workload, Point], Iterable[Point]]
 _KEY = "search.json"
+# Of the budget, for models of others.
+_OTHERS_PART = 0.25
 # The last measurement may take so many times longer than on the dense model, and so many seconds.
 _RESERVED, _RESERVED_SECONDS = 1.5, 2.0
-
-
-@dataclass(frozen=True)
-class ShrinkResult:
-    """What a search found.
-
-    Attributes:
-        chosen: the point to take; the nearest one if nothing met the limits.
-        met: whether it is within the limits.
-        path: its artifact.
-        work: folder of all candidates, where a stopped search goes on.
-        quality_name: what quality is.
-        dense_quality: of the dense model, on the data that nothing was chosen by.
-        quality: of the chosen model, on the same data.
-        points: everything measured, in the order of the search.
-        forecasts: what masks were forecast to take and to break.
-        skipped: what was not tried, and why.
-        seconds: of the search.
-        out_of_time: whether the budget ended before the ideas did.
-        timed: what the milliseconds are of.
-        left_out: what there was no time for.
-        budget_seconds: that the search was given.
-        cpu_seconds: of processors that it had.
-        doubt: what else the machine did meanwhile; empty if it was quiet.
-    """
-
-    chosen: Point
-    met: bool
-    path: Path
-    work: Path
-    quality_name: str
-    dense_quality: float
-    quality: float
-    points: tuple[Point, ...]
-    forecasts: tuple[MaskForecast, ...]
-    skipped: tuple[str, ...]
-    seconds: float
-    out_of_time: bool
-    timed: str = ""
-    left_out: tuple[str, ...] = ()
-    budget_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    doubt: str = ""
-
-    @property
-    def num_pruned(self) -> int:
-        """Pruned candidates that were measured."""
-        return len({point.candidate for point in self.points if not point.is_dense})
-
-    @property
-    def stay_dense(self) -> bool:
-        """Whether no pruned model was worth it."""
-        return self.chosen.is_dense
-
-    @property
-    def front(self) -> list[Point]:
-        """Points that no other one beats in everything."""
-        return front(self.points)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for --json."""
-        return {
-            **asdict(self),
-            "path": str(self.path),
-            "work": str(self.work),
-            "stay_dense": self.stay_dense,
-            "front": [point.name for point in self.front],
-        }
 
 
 def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
@@ -182,9 +129,9 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     # The last measurement is that of the report: what it took once it will take again.
     budget = TimeBudget(
         budget_minutes * 60,
-        reserve=overhead.of("reporting") * _RESERVED + _RESERVED_SECONDS,
+        reserve=overhead.held["reporting"] * _RESERVED + _RESERVED_SECONDS,
         spent=overhead.noted("setup", clocks.wall),
-        quality_seconds=overhead.of("choosing"),
+        quality_seconds=overhead.held["choosing"],
     )
 
     def deadline(seconds: float) -> Deadline:
@@ -232,3 +179,97 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         card = card_text(found_it, is_described=is_described(source), has_images=has_images)
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
     return found_it
+
+
+def pursue(
+    candidates: Iterator[Candidate],
+    maker: Workshop,
+    budget: TimeBudget,
+    take: Callable[[Trial], None],
+    set_deadline: Callable[[float], Deadline],
+) -> list[str]:
+    """Try what there is time for; returns what was left out, and why.
+
+    Args:
+        candidates: each may depend on what was taken before.
+        maker: of candidates.
+        budget: is charged with the seconds that are on record, now or from earlier runs. Dense is
+            always measured: nothing can be said without it.
+        take: gets every trial.
+        set_deadline: for so many seconds from now.
+    """
+    left_out = []
+    for candidate in candidates:
+        earlier, reason = NEVER, ""
+        if not maker.knows(candidate):
+            earlier = maker.stopped(candidate)
+            reason = _reason_against(candidate, earlier, budget)
+        budget.spent += earlier.seconds
+        if reason:
+            budget.learn_stopped(candidate, earlier)
+            left_out.append(f"{candidate.name}: {reason}")
+            continue
+        deadline = set_deadline(math.inf if candidate.name == DENSE else budget.for_making)
+        try:
+            trial = maker.try_out(candidate, deadline)
+        except OutOfTime as stop:
+            stopped = maker.stopped(candidate)
+            budget.spent += stop.seconds
+            budget.learn_stopped(candidate, stopped)
+            left_out.append(f"{candidate.name}: {_stopped_text(stopped)}")
+            continue
+        budget.spent += trial.seconds - earlier.seconds
+        budget.learn(candidate, trial.making, trial.seconds - trial.making)
+        take(trial)
+    return left_out
+
+
+def _reason_against(candidate: Candidate, earlier: Stopped, budget: TimeBudget) -> str:
+    """Why it is not begun, or not gone on with; empty for dense, which always is."""
+    needs, left = budget.needs(candidate), budget.left
+    if earlier != NEVER:
+        if budget.for_making <= earlier.allowed:
+            return _stopped_text(earlier)
+        needs, left = earlier.needs, left - earlier.seconds
+    if needs < left or candidate.name == DENSE:
+        return ""
+    if left <= 0:
+        return "the time was up."
+    return f"would take about {seconds_text(needs)}, {seconds_text(left)} were left."
+
+
+def _stopped_text(stopped: Stopped) -> str:
+    more = f"would have taken {seconds_text(stopped.needs)} more"
+    return (
+        f"stopped after {seconds_text(stopped.seconds)},"
+        f" {more if stopped.needs else 'its time was up'}."
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """`40 s` or `3.5 min`."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def ask_others(
+    contenders: AskOthers | None,
+    work: Workload,
+    dense_point: Point,
+    budget: TimeBudget,
+    overhead: Overhead,
+) -> tuple[list[Point], list[str]]:
+    """Models of others, as many as a part of the budget allows, and what is to be said of it."""
+    points: list[Point] = []
+    if contenders is None:
+        return points, []
+    start, is_cut = time.perf_counter(), budget.left <= 0
+    asked: Iterable[Point] = () if is_cut else contenders(work, dense_point)
+    for point in asked:
+        points.append(point)
+        is_cut = time.perf_counter() - start > _OTHERS_PART * budget.seconds
+        if is_cut:
+            break
+    if isinstance(asked, Generator):
+        asked.close()
+    budget.spent += overhead.noted("others", time.perf_counter() - start)
+    return points, [f"other engines: not all were asked, after {len(points)}."] if is_cut else []

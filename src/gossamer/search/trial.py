@@ -21,7 +21,7 @@ from gossamer.running.encoder import run_packed
 from gossamer.running.layers import compile as compile_model
 from gossamer.runs import KeptRun, execute, tensor_bytes
 from gossamer.runs.stages import StageInput
-from gossamer.search.budget import Deadline, OutOfTime, Stopped
+from gossamer.search.budget import NEVER, Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
 from gossamer.search.records import read_record, write_record
 from gossamer.search.workloads import Workload
@@ -116,7 +116,7 @@ class Workshop:
         """Whether an earlier run has measured it."""
         return self._beside(candidate, _RESULT).exists()
 
-    def stopped(self, candidate: Candidate) -> Stopped | None:
+    def stopped(self, candidate: Candidate) -> Stopped:
         """What earlier runs did of it before its time was up."""
         return read_stopped(self._beside(candidate, _STOPPED))
 
@@ -129,8 +129,7 @@ class Workshop:
         done = self._beside(candidate, _RESULT)
         if done.exists():
             return read_record(done, Trial)
-        earlier = self.stopped(candidate)
-        before = 0.0 if earlier is None else earlier.seconds
+        before = self.stopped(candidate).seconds
         deadline = deadline or Deadline()
         path = self.path(candidate.name)
         if not path.exists():
@@ -197,9 +196,9 @@ class Workshop:
         )  # fmt: skip
 
 
-def read_stopped(path: Path) -> Stopped | None:
-    """What was written there when time was up; None if nothing was."""
-    return read_record(path, Stopped) if path.exists() else None
+def read_stopped(path: Path) -> Stopped:
+    """What was written there when time was up."""
+    return read_record(path, Stopped) if path.exists() else NEVER
 
 
 def write_stopped(path: Path, stop: OutOfTime, before: float, allowed: float) -> None:
