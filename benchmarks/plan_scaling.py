@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.table import Table
 
 from gossamer.planner import load_cluster
-from gossamer.planner.model_shape import NAMED_SHAPES, gpt_shape
 from gossamer.planner.explaining import scaling_chart
+from gossamer.planner.model_shape import NAMED_SHAPES, gpt_shape
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import STATES, find_state
 from gossamer.planner.workload import StepSpec

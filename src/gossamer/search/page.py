@@ -78,11 +78,13 @@ def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
         x = _LEFT + (WIDTH - _LEFT - 20) * ms / widest
         return x, _BOTTOM - (_BOTTOM - 16) * (lost - lowest) / (highest - lowest or 1.0)
 
-    chart.lines += [
-        Line(((_LEFT, 10.0), (_LEFT, _BOTTOM), (WIDTH - 20, _BOTTOM)), "axis"),
-        Line((place(0, limits.max_loss), place(widest, limits.max_loss)), "mark"),
-        Line(tuple(place(p.ms, p.lost) for p in result.front), "curve"),
-    ]
+    chart.lines.extend(
+        (
+            Line(((_LEFT, 10.0), (_LEFT, _BOTTOM), (WIDTH - 20, _BOTTOM)), "axis"),
+            Line((place(0, limits.max_loss), place(widest, limits.max_loss)), "mark"),
+            Line(tuple(place(p.ms, p.lost) for p in result.front), "curve"),
+        )
+    )
     for point in points:
         x, y = place(point.ms, point.lost)
         kind = "dense" if point.is_dense else "sparse"
@@ -93,11 +95,13 @@ def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
         chart.bars.append(Bar(x - dot / 2, y - dot / 2, dot, dot, kind, text))
         if point == result.chosen:
             chart.labels.append(Label(x + dot, y - dot, f"taken: {point.name}"))
-    chart.labels += [
-        Label(WIDTH - 24, _BOTTOM + 20, f"{widest:.1f} ms", "end value"),
-        Label(_LEFT - 6, 20, f"{highest:.1%}", "end value"),
-        Label(_LEFT - 6, _BOTTOM, f"{lowest:.1%}", "end value"),
-    ]
+    chart.labels.extend(
+        (
+            Label(WIDTH - 24, _BOTTOM + 20, f"{widest:.1f} ms", "end value"),
+            Label(_LEFT - 6, 20, f"{highest:.1%}", "end value"),
+            Label(_LEFT - 6, _BOTTOM, f"{lowest:.1%}", "end value"),
+        )
+    )
     return chart
 
 
