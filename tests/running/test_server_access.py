@@ -182,6 +182,13 @@ def drip(url, head, drop):
     while time.monotonic() < start + 30:
         try:
             found = client.recv(65536)
+            client.settimeout(5)
+            try:
+                # Headers and body may come apart.
+                while more := client.recv(65536):
+                    found += more
+            except OSError:
+                pass
             break
         except TimeoutError:
             pass

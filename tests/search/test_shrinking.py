@@ -21,7 +21,7 @@ from gossamer.search import (
     trial,
     verdict,
 )
-from gossamer.search.budget import Deadline, OutOfTime
+from gossamer.search.budget import NEVER, Deadline, OutOfTime
 from gossamer.search.candidates import MASKS, fewer_tokens, one_shot, recovered, slim
 from gossamer.search.forecast import MaskForecast, worth_trying
 from gossamer.search.workloads import load_workload
@@ -179,7 +179,7 @@ def test_a_candidate_is_stopped_at_a_safe_point_and_goes_on_with_more_time(
     assert list((tmp_path / "oneshot-90.journal").iterdir())
     done = shop.try_out(candidate)
     assert done.seconds > 4.0
-    assert shop.stopped(candidate) is None
+    assert shop.stopped(candidate) == NEVER
     whole = trial.Workshop(work, tmp_path / "whole", 1.0, {}).try_out(candidate)
     assert [p.quality for p in done.points] == [p.quality for p in whole.points]
 

@@ -170,6 +170,19 @@ def test_key_and_value_heads_are_repeated_beside_themselves():
         grow(model, kv_heads=3)
 
 
+@pytest.mark.parametrize("form", ["masked", "compact"])
+def test_masks_follow_repeated_heads_and_new_tokens(form):
+    model = made("LlamaForCausalLM")
+    gossamer.sparsify(model, sparsity=0.5, targets=["Linear"])
+    if form == "compact":
+        gossamer.compact(model)
+    larger = grow(model, kv_heads=2)
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+    larger = grow(model, vocabulary=47)
+    before, after = model(ids()).logits, larger(ids()).logits
+    torch.testing.assert_close(after[..., :40], before, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["GPT", "GPT tied", "LlamaForCausalLM", "BertForMaskedLM"])
 def test_new_tokens_leave_the_logits_of_old_ones(name):
     model = made(name)
@@ -441,6 +454,8 @@ def test_state_without_a_rule_is_refused():
     assert {id(p) for p in optimizer.param_groups[0]["params"]} == {
         id(p) for p in model.parameters()
     }
+    grow(model, optimizer, width=2, state="reset")
+    model = made("GPT")
     with pytest.raises(InputError, match="not in the model"):
         grow(model, torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0), width=2)
     with pytest.raises(InputError, match="expected a torch optimizer"):

@@ -47,7 +47,8 @@ def grow(
     """
     plan = plan_growth(model, optimizer, Growth.of(width=width, depth=depth, **more))
     if optimizer is not None:
-        check_growable(optimizer, {param: name for name, param in model.named_parameters()})
+        named: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+        check_growable(optimizer, named, is_kept=plan.growth.state != "reset")
     larger = built_larger(model, plan)
     with torch.no_grad():
         slots = fill(model, larger, plan, optimizer)

@@ -23,6 +23,7 @@ from gossamer.training.growth.tensors import (
     Quantity,
     grown_tensor,
     in_blocks,
+    repeated_heads,
     shares,
 )
 from gossamer.training.optim import SmallStateOptimizer
@@ -194,6 +195,10 @@ def _mask_between(
     if is_partly_open:
         free &= _some_tiles(free.shape, opened, generator)
     whole = free | in_blocks(every if layer is None else layer.mask().cpu(), is_own, axes.segments)
+    whole, factors = repeated_heads(whole, axes, plan.factors), plan.factors
+    if axes.made == "vocabulary" and factors.vocabulary:
+        # Whole rows for new tokens.
+        whole = torch.cat((whole, whole.new_ones(factors.vocabulary, whole.shape[1])))
     pattern = parse_pattern(f"block:{TILE}x{TILE}") if layer is None else layer.pattern
     return whole, pattern if _obeys(whole, pattern) else Unstructured()
 

@@ -33,15 +33,17 @@ _QUANTITIES: dict[str, Quantity] = {
 }
 
 
-def check_growable(optimizer: torch.optim.Optimizer, named: dict[torch.Tensor, str]) -> None:
-    """Raise InputError if the state of a parameter holds something without a rule."""
+def check_growable(
+    optimizer: torch.optim.Optimizer, named: dict[torch.Tensor, str], *, is_kept: bool
+) -> None:
+    """Raise InputError if the state that is kept of a parameter holds something without a rule."""
     held = {p for group in optimizer.param_groups for p in group["params"]}
     for param in held - named.keys():
         raise InputError(
             f"grow: the optimizer holds a parameter of shape {list(param.shape)} that is not in"
             " the model. Give the optimizer of this model."
         )
-    if isinstance(optimizer, SmallStateOptimizer):
+    if isinstance(optimizer, SmallStateOptimizer) or not is_kept:
         return
     for param, state in optimizer.state.items():
         for key, value in state.items():

@@ -141,9 +141,7 @@ def grown_tensor(
         drawn_RQI = drawn_RQI.view(len(grown), read, -1)
         centred = (drawn_RQI - drawn_RQI.mean(dim=1, keepdim=True)).view_as(grown)
         grown = grown + centred * (sigma * float(old.double().std(correction=0)))
-    if axes.made == "key" and factors.spread > 1:
-        heads = grown.reshape(-1, factors.head_dim, grown.shape[1])
-        grown = heads.repeat_interleave(factors.spread, dim=0).flatten(0, 1)
+    grown = repeated_heads(grown, axes, factors)
     if factors.vocabulary and "vocabulary" in (axes.made, axes.read):
         # New tokens begin as the mean of those that are known, with no direction of their own.
         dim = 0 if axes.made == "vocabulary" else 1
@@ -152,6 +150,14 @@ def grown_tensor(
         grown = torch.cat((grown, entry.repeat_interleave(factors.vocabulary, dim=dim)), dim=dim)
     stored = grown[:, 0] if axes.layout == "vector" else _turned(grown, axes)
     return stored.to(tensor.dtype).contiguous()
+
+
+def repeated_heads(grown: torch.Tensor, axes: Axes, factors: Factors) -> torch.Tensor:
+    """Rows of keys and values with every head beside itself as often as asked; works on masks."""
+    if axes.made != "key" or factors.spread == 1:
+        return grown
+    heads = grown.reshape(-1, factors.head_dim, grown.shape[1])
+    return heads.repeat_interleave(factors.spread, dim=0).flatten(0, 1)
 
 
 def in_blocks(old: torch.Tensor, weights: torch.Tensor, segments: int) -> torch.Tensor:
