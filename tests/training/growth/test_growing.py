@@ -290,9 +290,14 @@ def test_moments_are_those_of_gradients_of_the_larger_model(name):
     for ours, theirs in zip(grown.parameters(), larger.parameters(), strict=True):
         mine, wanted = optimizer.state[ours], expected.state[theirs]
         assert mine.keys() == wanted.keys()
+        if "8bit" in name:
+            for moment in optimizer.MOMENTS:
+                found, right = (moment.read(s, 0, ours.numel()) for s in (mine, wanted))
+                # Codes of one block share an exponent: an error is a part of its largest number.
+                assert float((found - right).abs().max()) <= 0.1 * float(right.abs().max())
+            assert mine["step"] == wanted["step"]
+            continue
         for key, value in wanted.items():
-            if "exponents" in key or ("8bit" in name and value.ndim):
-                continue
             torch.testing.assert_close(mine[key], value, **tolerance)
 
 

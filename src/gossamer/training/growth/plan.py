@@ -51,7 +51,8 @@ class Growth:
         mup: hidden matrices learn more slowly by the factor of what they read, in groups of their
             own.
         seed: of everything drawn.
-        allow_approximate: deepen models whose norms sit on the residual path, too, by copies.
+        allow_approximate: deepen models whose norms sit on the residual path, too; the function
+            changes then.
     """
 
     width: int = 1

@@ -24,7 +24,8 @@ class GrowthCheck:
         loss_before, loss_after: of the same batch, in eval mode.
         gradients: name of each old parameter -> largest difference between its gradient in the
             larger model and the foretold one, over the largest foretold one. Exact without a
-            symmetry breaker; with one, how far the copies have been pushed apart.
+            symmetry breaker; with one, how far the copies have been pushed apart. Values of compact
+            layers are not compared.
     """
 
     loss_before: float
