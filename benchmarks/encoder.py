@@ -8,7 +8,7 @@
     GOSSAMER_DATA=DIR python benchmarks/encoder.py --minilm --prepared FOLDER
 
 Sequences of 128 tokens, random weights, random unstructured masks on all linear layers. All engines
-of a case take turns, minimum of many; on one thread by the time of the processor (see `turn.py`).
+of a case take turns, minimum of many; on one thread by the time of the processor (see `turn/`).
 Ratios are over ONNX Runtime fp32 dense, or torch where that is missing. `error` is the largest
 difference to ONNX Runtime fp32 on the same weights over the largest value. `of roof` is the least
 time that kept weights need at the measured FMA rate (int8: of the kernels' own int8 mix) and read
@@ -37,7 +37,7 @@ from gossamer import settings
 from gossamer.ops import _native
 from gossamer.report import write_html
 from gossamer.running.bench import RaceEntry, model_run, race_encoders
-from gossamer.running.encoder import encoder_arrays, find_base
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import (
     PRECISIONS,
     TITLES,

@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growth beside training from scratch, stacking and others: held-out loss at equal compute.
 
-    python benchmarks/growth.py TEXT [--width 128] [--layers 6] [--steps 3000] [--batch 16]
-        [--context 128] [--rates 1e-3 2e-3 4e-3] [--arms ...] [--parts 0.5 0.65 0.8 1]
-        [--seeds 1] [--race 0.25] [--log FILE] [--json FILE]
+    python benchmarks/growth.py TEXT [--width 144] [--layers 4] [--steps 4500] [--batch 16]
+        [--context 128] [--rates 1.5e-3 3e-3 6e-3] [--race 0.15] [--arms ...] [--fp32]
+        [--log FILE] [--json FILE]
 
-A byte-level GPT on TEXT, whose last tenth is held out: its first half chooses learning rates, its
-second half is reported and nothing is chosen on it. The budget is the compute (6 N D, N without
-tables) of the large model over --steps; every arm takes as many steps as that buys, under a
-warm-up, stable, decay schedule over its own steps, with the learning rate that was best in a short
-race of its own (--race: part of the budget). --parts repeats the growing arms with less compute:
-where their loss crosses that of the large model from scratch, the saving is read off. The small
-model that never grows gets the same compute: below it a table of growth shows nothing.
+A byte-level GPT on TEXT. Of its end, one part chooses learning rates, the other is reported and
+nothing is chosen on it. The budget B is the compute (6 N D, N without tables) of the large model
+over --steps; every arm takes as many steps as that buys, under a warm-up, stable, decay schedule
+over its own steps, and grows at 60 % of them. Rates race over a part of B (--race), one race for
+all arms that differ in nothing before they grow; as long as the largest rate wins, its double
+races, too. 0.65 B is there to read the saving off: where the loss of a growing arm crosses that of
+the large model from scratch. A small model that never grows gets the same compute: below it a
+table of growth shows nothing. The control of an arm is the model that it begins as. Runs share what
+they have in common (support/growing_gpt.py).
 
-With --log, runs that are in FILE already are not done again.
+    python benchmarks/growth.py --steps-only [--widths 512 1024] [--factors 2 4] [--opened 0 0.25]
+
+times a training step of a grown model: dense, and with zeros between copies kept as compact tiles.
+
+With --log, runs that are in FILE already are not done again; `jobs` says what comes first.
 """
 
 import itertools
 import json
-import lzma
 import math
 import tempfile
 from pathlib import Path
@@ -26,157 +31,253 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-import gossamer
 from gossamer.nn.prunable import active_parameters
-from gossamer.training.run_files import read_metrics
+from gossamer.report.charts import Curve
+from gossamer.report.charts.layer_charts import curve_chart
+from gossamer.report.html import render_svg
 from gossamer.zoo import GPT
-from support import options
+from support import growing_gpt as runs
+from support import growing_steps, options
 
-VOCABULARY = 256
 GROW_AT = 0.6
-# Arm -> layers to begin with, halved width, what grows and how.
+# Arm -> layers or width to begin with, and how it grows. Arms with equal sizes before growth share
+# one race of rates.
 ARMS = {
     "large from scratch": {},
-    "small, never grown": {"layers": 1},
-    "1 layer, out0": {"layers": 1, "grow": {}},
+    "1 layer, never grown": {"layers": 1},
+    "half the layers, never grown": {"half": True},
     "half the layers, out0": {"half": True, "grow": {}},
-    "1 layer, out0 on top": {"layers": 1, "grow": {"where": "top"}},
-    "1 layer, stack": {"layers": 1, "grow": {"mode": "stack"}},
     "half the layers, stack": {"half": True, "grow": {"mode": "stack"}},
-    "1 layer, random": {"layers": 1, "grow": {"mode": "random"}},
-    "1 layer, out0, no optimizer state": {"layers": 1, "grow": {"state": "reset"}},
-    "1 layer, out0, no re-warm-up": {"layers": 1, "grow": {"rewarm": 0}},
-    "half the width, noise": {"narrow": True, "grow": {}},
-    "half the width, no breaker": {"narrow": True, "grow": {"symmetry": "none"}},
-    "half the width, uniform copies": {"narrow": True, "grow": {"blocks": "uniform"}},
-    "half the width, clock back": {"narrow": True, "grow": {"rho": 1.776}},
-    "half the width, 0.25 opened": {"narrow": True, "grow": {"opened": 0.25}},
+    "half the layers, learned": {"half": True, "grow": {}, "learned": 0.015},
+    "half the layers, random": {"half": True, "grow": {"mode": "random"}},
+    "half the layers, out0, no optimizer state": {"half": True, "grow": {"state": "reset"}},
+    "half the layers, out0, no re-warm-up": {"half": True, "grow": {}, "rewarm": 0.0},
+    "1 layer, out0": {"layers": 1, "grow": {}},
+    "half the width, noise": {"narrow": 2, "grow": {}},
+    "half the width, no breaker": {"narrow": 2, "grow": {"symmetry": "none"}},
+    "half the width, uniform copies": {"narrow": 2, "grow": {"blocks": "uniform"}},
+    "half the width, 0.1 opened": {"narrow": 2, "grow": {"opened": 0.1}},
+    "half the width, 0.1 opened, then 0.5": {
+        "narrow": 2,
+        "grow": {"opened": 0.1},
+        "reopen": (0.55, 0.75),
+    },
+    "a quarter of the width, 90 % zeros": {
+        "narrow": 4,
+        "grow": {"opened": 0.0},
+        "reopen": (0.25, 0.1),
+    },
+    "a third of the width, never grown": {"narrow": 3},
 }
-MAIN = ("1 layer, out0", "half the layers, out0", "1 layer, stack", "half the width, noise")
+MAIN = (
+    "large from scratch",
+    "half the layers, never grown",
+    "half the layers, out0",
+    "half the layers, stack",
+    "1 layer, never grown",
+)
+BEST = "half the layers, out0"
+# As many active parameters in a wide model and in a narrow one, at a tenth of the compute.
+SMALL = ("a quarter of the width, 90 % zeros", "a third of the width, never grown")
+
+
+def jobs(arms):
+    """(arm, budget, seed), the most telling ones first."""
+    once = [arm for arm in ARMS if arm not in (*MAIN, *SMALL)]
+    wanted = [
+        *((arm, 1.0, 0) for arm in MAIN),
+        (BEST, 0.65, 0),
+        *((arm, 2.0, 0) for arm in MAIN),
+        (BEST, 1.3, 0),
+        *((arm, 4.0, 0) for arm in MAIN),
+        *((arm, 1.0, 0) for arm in once),
+        *((arm, 2.0, 1) for arm in MAIN),
+        *((arm, 0.1, 0) for arm in SMALL),
+        *((arm, 1.0, 1) for arm in MAIN),
+    ]
+    return [job for job in wanted if job[0] in arms]
 
 
 def arguments():
     made = options.parser("Growth beside training from scratch.")
-    made.add_argument("text", type=Path, help="a text file, or .xz")
-    made.add_argument("--width", type=int, default=128)
-    made.add_argument("--layers", type=int, default=6)
+    made.add_argument("text", type=Path, nargs="?", help="a text file, or .xz")
+    made.add_argument("--width", type=int, default=144)
+    made.add_argument("--layers", type=int, default=4)
     made.add_argument("--heads", type=int, default=4)
-    made.add_argument("--steps", type=int, default=3000, help="of the large model")
+    made.add_argument("--steps", type=int, default=4500, help="of the large model at budget B")
     made.add_argument("--batch", type=int, default=16)
     made.add_argument("--context", type=int, default=128)
-    made.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
+    made.add_argument("--rates", type=float, nargs="+", default=[1.5e-3, 3e-3, 6e-3])
+    made.add_argument("--race", type=float, default=0.15, help="part of the budget")
     made.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    made.add_argument("--parts", type=float, nargs="+", default=[0.5, 0.65, 0.8, 1.0])
-    made.add_argument("--seeds", type=int, default=1)
-    made.add_argument("--race", type=float, default=0.25, help="part of the budget")
+    made.add_argument("--fp32", dest="bf16", action="store_false", help="no bfloat16 products")
     made.add_argument("--log", type=Path, help="finished runs, as JSON lines")
-    return made.parse_args()
-
-
-def split(text, folder):
-    """Files to train on, to choose on, and to report on."""
-    raw = lzma.decompress(text.read_bytes()) if text.suffix == ".xz" else text.read_bytes()
-    whole = raw.decode("utf-8", errors="ignore")
-    first, second = round(0.9 * len(whole)), round(0.95 * len(whole))
-    parts = {"train": whole[:first], "choose": whole[first:second], "report": whole[second:]}
-    for name, content in parts.items():
-        (folder / f"{name}.txt").write_text(content, encoding="utf-8")
-    return {name: folder / f"{name}.txt" for name in parts}
+    made.add_argument("--trunks", type=Path, help="where shared beginnings are kept")
+    made.add_argument("--log-only", action="store_true", help="show the log, run nothing")
+    made.add_argument("--svg", type=Path, help="draw the loss of the best operator over compute")
+    made.add_argument("--steps-only", action="store_true", help="times of grown steps instead")
+    made.add_argument("--widths", type=int, nargs="+", default=[256, 512, 1024])
+    made.add_argument("--factors", type=int, nargs="+", default=[2, 4])
+    made.add_argument("--opened", type=float, nargs="+", default=[0.0, 0.1, 0.25])
+    made.add_argument("--rounds", type=int, default=5)
+    given = made.parse_args()
+    if given.text is None and not given.steps_only and not given.log_only:
+        made.error("give a text, --log-only or --steps-only")
+    return given
 
 
 def sizes_of(given, arm):
     """Width, heads and layers before growth."""
     settings = ARMS[arm]
-    narrow = 2 if settings.get("narrow") else 1
+    narrow = settings.get("narrow", 1)
     layers = given.layers // 2 if settings.get("half") else settings.get("layers", given.layers)
-    return given.width // narrow, given.heads // narrow, layers
+    heads = given.heads // narrow if given.heads % narrow == 0 else given.heads
+    return given.width // narrow // heads * heads, heads, layers
 
 
 def active(given, width, heads, layers):
     with torch.device("meta"):
         return active_parameters(
-            GPT(VOCABULARY, width=width, num_heads=heads, num_layers=layers, context=given.context)
+            GPT(256, width=width, num_heads=heads, num_layers=layers, context=given.context)
         )
 
 
-def steps_of(given, arm, part):
+def steps_of(given, arm, budget):
     """As many steps as the budget buys."""
-    whole = active(given, given.width, given.heads, given.layers)
-    small, large = active(given, *sizes_of(given, arm)), whole
-    opened = ARMS[arm].get("grow", {}).get("opened")
-    if opened is not None:
-        # Of the four blocks of a grown matrix, two lie between copies.
-        large = small + (whole - small) * (1 + 2 * opened) / 3
-    mean = GROW_AT * small + (1 - GROW_AT) * large if "grow" in ARMS[arm] else small
-    return max(20, round(part * given.steps * whole / mean))
+    large = active(given, given.width, given.heads, given.layers)
+    small, settings = active(given, *sizes_of(given, arm)), ARMS[arm]
+    grown = large
+    if "opened" in settings.get("grow", {}):
+        grown = hidden(given, arm, settings["grow"]["opened"])
+    if "reopen" in settings:
+        # The density moves along a cubic over half of the steps that are left, then stays.
+        first, last = (hidden(given, arm, None, density) for density in settings["reopen"])
+        grown = last + (first - last) * 0.5 / 4
+    mean = GROW_AT * small + (1 - GROW_AT) * grown if "grow" in settings else small
+    return round(budget * given.steps * large / mean)
 
 
-def recipe(given, arm, rate, steps, seed):
-    width, heads, layers = sizes_of(given, arm)
-    growths = []
-    if "grow" in ARMS[arm]:
-        target = {"width": 2} if ARMS[arm].get("narrow") else {"layers": given.layers}
-        growths = [{"at": GROW_AT, "rewarm": 0.02, **target, **ARMS[arm]["grow"]}]
-    train = {
-        "task": "text",
-        "model": {
-            "name": "gpt", "width": width, "layers": layers, "heads": heads,
-            "context": given.context,
-        },
-        "steps": steps,
-        "batch": given.batch,
-        "optimizer": {"name": "adamw", "lr": rate, "betas": [0.9, 0.99]},
-        "rate": {"shape": "wsd", "warmup": 0.03, "decay": 0.2},
-        "grow": growths,
-        "checkpoint": {"every": 0},
-        "evaluation": {"every": 0},
-        "log_every": 100,
-        "seed": seed,
-    }  # fmt: skip
-    return {"gossamer": 1, "stages": [{"train": train}]}
+def hidden(given, arm, opened, density=None):
+    """Active parameters of the larger model, if its hidden matrices keep some of their weights."""
+    large, matrices = active(given, given.width, given.heads, given.layers), 12 * given.width**2
+    if density is None:
+        density = (1 + (ARMS[arm]["narrow"] - 1) * opened) / ARMS[arm]["narrow"]
+    return large - (1 - density) * matrices * given.layers
 
 
-def run(given, files, arm, rate, part, seed, measured_on):
+def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
     """One run; its loss on `measured_on`, compute and CPU seconds."""
-    steps = steps_of(given, arm, part)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out"
-        result = gossamer.train(
-            recipe(given, arm, rate, steps, seed),
-            files["train"],
-            out=out,
-            evaluation=files[measured_on],
-        )
-        records = read_metrics(out.parent / "out.run" / "metrics.jsonl")
-    grown = [r for r in records if r["kind"] == "growth"]
-    last = [r for r in records if r["kind"] == "evaluation"][-1]
-    tokens = given.batch * given.context
-    flops = last.get("flops") or 6 * active(given, *sizes_of(given, arm)) * tokens * steps
+    settings, steps = ARMS[arm], steps_of(given, arm, budget)
+    at = round(GROW_AT * steps) if "grow" in settings else None
+    decay_from = round((1 - runs.DECAY) * steps)
+    state = trunks.at(sizes_of(given, arm), rate, seed, decay_from if at is None else at)
+    jump, grown_at = None, None
+    rewarm = settings.get("rewarm", runs.REWARM) * steps
+    if at is not None:
+        before, grown_at = state.model, state.flops / 1e12
+        narrow = settings.get("narrow")
+        target = {"width": narrow} if narrow else {"layers": given.layers}
+        runs.grow_state(state, target, settings)
+        if "learned" in settings:
+            learned = max(1, round(settings["learned"] * steps))
+            runs.learn(given, parts["train"], state, before, learned, seed)
+            # What is left of the budget after the learned matrices.
+            one = 6.0 * given.batch * given.context * active_parameters(state.model)
+            whole = budget * given.steps * one
+            steps = state.step + max(1, round((whole - state.flops) / one))
+            decay_from = round((1 - runs.DECAY) * steps)
+        jump = runs.jump_of(given, parts["train"], seed, before, state.model, at)
+
+    def factor(step):
+        again = 1.0 if at is None or not rewarm else min(1.0, (step - at + 1) / rewarm)
+        return again * min(1.0, (steps - step) / (steps - decay_from))
+
+    control = None
+    if "reopen" in settings:
+        control = runs.reopened(state, at, steps, settings["reopen"][1])
+    runs.train(given, parts["train"], state, steps, factor, seed, control)
     return {
-        "arm": arm, "rate": rate, "part": part, "seed": seed, "on": measured_on, "steps": steps,
-        "loss": result.quality["eval_loss"], "tflop": flops / 1e12,
-        "cpu_seconds": 60 * last["cpu_minutes"],
-        "jump": grown[0]["loss_after"] - grown[0]["loss_before"] if grown else None,
+        "arm": arm, "rate": rate, "budget": budget, "seed": seed, "on": measured_on, "steps": steps,
+        "loss": runs.evaluate(given, state.model, parts[measured_on]),
+        "tflop": state.flops / 1e12, "cpu_seconds": state.seconds, "jump": jump,
+        "parameters": sum(p.numel() for p in state.model.parameters()),
+        "grown_at": grown_at, "curve": runs.curve_of(state),
     }  # fmt: skip
 
 
-def logged(given, files, log, *key):
-    for row in log:
-        if (row["arm"], row["rate"], row["part"], row["seed"], row["on"]) == key:
-            return row
-    row = run(given, files, *key)
-    log.append(row)
-    if given.log is not None:
-        with given.log.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
-    options.progress(json.dumps(row))
-    return row
+class Log:
+    """Runs that are done, and a way to do one that is not."""
+
+    def __init__(self, given, folder):
+        self.given, self.rows = given, runs.read_log(given.log)
+        self.parts = None
+        if not given.log_only:
+            self.parts = runs.parts_of(given.text)
+            self.trunks = runs.Trunks(given, self.parts["train"], given.trunks or folder)
+
+    def row(self, *key):
+        """The run of (arm, rate, budget, seed, part of the text); None if it is not to be done."""
+        names = ("arm", "rate", "budget", "seed", "on")
+        for row in self.rows:
+            if tuple(row[name] for name in names) == key:
+                wanted = steps_of(self.given, key[0], key[2])
+                if row.get("steps", wanted) != wanted and "learned" not in ARMS[key[0]]:
+                    raise SystemExit(f"{self.given.log}: its runs are of other sizes or steps.")
+                return row
+        if self.parts is None:
+            return None
+        row = run(self.given, self.trunks, self.parts, *key)
+        self.rows.append(row)
+        if self.given.log is not None:
+            with self.given.log.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+        options.progress(json.dumps({k: v for k, v in row.items() if k != "curve"}))
+        return row
+
+    def best_rate(self, arm):
+        """The rate that a short race on other text chooses, for all arms of the same beginning."""
+        sizes = sizes_of(self.given, arm)
+        first = next(a for a in ARMS if sizes_of(self.given, a) == sizes)
+        rates = list(self.given.rates)
+        while True:
+            found = [self.row(first, rate, self.given.race, 0, "choose") for rate in rates]
+            if None in found:
+                return None
+            best = min(found, key=lambda row: row["loss"])["rate"]
+            if best < rates[-1]:
+                return best
+            rates.append(2 * rates[-1])
 
 
-def best_rate(given, files, log, arm):
-    """The learning rate that a short race on other text chooses."""
-    found = [logged(given, files, log, arm, rate, given.race, 0, "choose") for rate in given.rates]
-    return min(found, key=lambda row: row["loss"])["rate"]
+def main():
+    given = arguments()
+    torch.set_num_threads(1)
+    if given.steps_only:
+        tokens = given.batch * growing_steps.CONTEXT
+        found = growing_steps.compare(
+            given.widths, given.factors, given.opened, tokens, given.rounds
+        )
+        document = {"machine": options.machine(), "steps": found}
+        options.give(given, document, growing_steps.table_of(found, tokens))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        log, rows = Log(given, Path(folder)), []
+        for arm, budget, seed in jobs(given.arms):
+            rate = log.best_rate(arm)
+            rows += [rate and log.row(arm, rate, budget, seed, "report")]
+    rows = [row for row in rows if row is not None]
+    if given.svg is not None:
+        draw(given.svg, rows)
+    show(given, rows)
+
+
+def draw(path, rows):
+    """The training loss of the best operator over compute, with its growth marked."""
+    row = next(row for row in rows if row["arm"] == BEST and row["budget"] == 1.0)
+    marks = ((row["grown_at"], "grow"),)
+    points = tuple((x, y / math.log(2)) for x, y in row["curve"])
+    curve = Curve(f"{BEST}: bits per byte over compute", points, marks, unit="TFLOP")
+    path.write_text(render_svg(curve_chart(curve)))
 
 
 def crossing(rows, loss):
@@ -189,42 +290,39 @@ def crossing(rows, loss):
     return points[0][0] if points and points[0][1] <= loss else None
 
 
-def main():
-    given = arguments()
-    torch.set_num_threads(1)
-    log = []
-    if given.log is not None and given.log.exists():
-        log = [json.loads(line) for line in given.log.read_text().splitlines()]
-    with tempfile.TemporaryDirectory() as folder:
-        files = split(given.text, Path(folder))
-        rows = []
-        for arm in given.arms:
-            rate = best_rate(given, files, log, arm)
-            parts = given.parts if arm in MAIN else [1.0]
-            for seed, part in itertools.product(range(given.seeds), parts):
-                rows += [logged(given, files, log, arm, rate, part, seed, "report")]
-    show(given, rows)
-
-
 def show(given, rows):
-    scratch = [r["loss"] for r in rows if r["arm"] == "large from scratch"]
-    goal = sum(scratch) / len(scratch) if scratch else math.nan
     table = Table(
         title=f"GPT {given.layers} x {given.width}, bytes; bits per byte on held-out text"
     )
-    for head in ("arm", "rate", "steps", "TFLOP", "CPU s", "bits", "jump", "saved"):
+    for head in (
+        "arm",
+        "budget",
+        "seed",
+        "rate",
+        "steps",
+        "TFLOP",
+        "CPU s",
+        "bits",
+        "jump",
+        "saved",
+    ):
         table.add_column(head, justify="left" if head == "arm" else "right")
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["budget"], list(ARMS).index(row["arm"]))):
+        scratch = [
+            r for r in rows
+            if r["arm"] == "large from scratch"
+            and (r["budget"], r["seed"]) == (row["budget"], row["seed"])
+        ]  # fmt: skip
         same = [r for r in rows if r["arm"] == row["arm"] and r["seed"] == row["seed"]]
         saved = ""
-        if "grow" in ARMS[row["arm"]] and row["part"] == 1.0 and scratch:
-            reached = crossing(same, goal)
-            whole = next(r["tflop"] for r in rows if r["arm"] == "large from scratch")
-            saved = "never" if reached is None else f"{1 - reached / whole:.0%}"
+        if "grow" in ARMS[row["arm"]] and scratch and len(same) > 1:
+            reached = crossing(same, scratch[0]["loss"])
+            saved = "never" if reached is None else f"{1 - reached / scratch[0]['tflop']:.0%}"
         jump = "" if row["jump"] is None else f"{row['jump'] / math.log(2):+.4f}"
         table.add_row(
-            row["arm"], f"{row['rate']:g}", str(row["steps"]), f"{row['tflop']:.2f}",
-            f"{row['cpu_seconds']:.0f}", f"{row['loss'] / math.log(2):.4f}", jump, saved,
+            row["arm"], f"{row['budget']:g} B", str(row["seed"]), f"{row['rate']:g}",
+            str(row["steps"]), f"{row['tflop']:.2f}", f"{row['cpu_seconds']:.0f}",
+            f"{row['loss'] / math.log(2):.4f}", jump, saved,
         )  # fmt: skip
     options.give(given, {"machine": options.machine(), "runs": rows}, table)
 

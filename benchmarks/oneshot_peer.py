@@ -25,10 +25,11 @@ from safetensors.torch import load_file, save_file
 from gossamer import settings
 from gossamer.cli.models import load_source
 from gossamer.cli.shell import table
-from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.calibration.flow import as_batches
 from gossamer.recipes import make_recipe
 from gossamer.runs.pruning.plan import plan_stage
-from gossamer.runs.stages import StageInput, run_prune_stage
+from gossamer.runs.stages import StageInput
+from gossamer.runs.stages.prune import run_prune_stage
 from sparsify import SmolLM2
 from support.options import give, machine, parser, progress
 

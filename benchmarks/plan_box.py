@@ -23,9 +23,10 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from gossamer.planner import calibrate, reasons
+from gossamer.planner import calibrate
 from gossamer.planner.candidates import Evaluator
 from gossamer.planner.cluster import LinkSpec
+from gossamer.planner.explaining import reasons
 from gossamer.planner.model_sources import describe
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import find_state

@@ -25,11 +25,11 @@ from gossamer.cli.shell import table
 from gossamer.data.files import Pair
 from gossamer.ops.timing import race, stopwatch
 from gossamer.recipes import make_recipe
-from gossamer.runs import pair_loss
+from gossamer.runs.calibration import pair_loss
 from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import samples_of_pairs
-from gossamer.training.recovery import DistillationObjective, Teacher, Terms
+from gossamer.training.recovery.distillation import DistillationObjective, Teacher, Terms
 from sparsify import MiniLM, one_pruning
 from support.options import give, machine, parser, progress
 

@@ -23,14 +23,15 @@ import torch
 from gossamer import settings
 from gossamer.cli.models import load_source
 from gossamer.cli.shell import table
-from gossamer.data import draw, windows
 from gossamer.data.files import Pair, Texts, read_samples
+from gossamer.data.token_ids import draw, windows
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.calibration.flow import as_batches
 from gossamer.recipes import Calibration, make_recipe
-from gossamer.runs import calibration_batches
-from gossamer.runs.quality import pair_correlation, perplexity
-from gossamer.runs.stages import StageInput, run_prune_stage
+from gossamer.runs.calibration import calibration_batches
+from gossamer.runs.calibration.quality import pair_correlation, perplexity
+from gossamer.runs.stages import StageInput
+from gossamer.runs.stages.prune import run_prune_stage
 from support import stsb
 from support.options import give, machine, parser, progress
 

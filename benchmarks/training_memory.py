@@ -24,7 +24,8 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from gossamer.training.memory import VARIANTS, measure
+from gossamer.training.memory import measure
+from gossamer.training.memory.formulas import VARIANTS
 from support.gpt import CASES, SIZES, build_gpt, prepare, train_step
 from support.options import give, machine, parser, progress
 

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.formats import VALUE_DTYPES, Format
+from gossamer.formats import Format
 from gossamer.formats.base import expect_array, expect_only, with_mask
+from gossamer.formats.matrix import VALUE_DTYPES
 from gossamer.patterns import Unstructured
 
 

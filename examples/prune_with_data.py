@@ -8,7 +8,8 @@ import copy
 import torch
 
 import gossamer
-from gossamer.recipes import Recipe, Stage
+from gossamer.recipes import Recipe
+from gossamer.recipes.schema import Stage
 from gossamer.recipes.stages import Prune
 from gossamer.zoo import MLP, accuracy, cluster_problem
 

@@ -25,6 +25,7 @@ LAYERS = (
     {"formats"},
     {"ops"},
     {"nn"},
+    {"graph"},
     {"zoo"},
     {"io"},
     {"data"},

@@ -20,6 +20,7 @@ GOLDEN = [
         "compile",
         "errors",
         "explain",
+        "graph",
         "grow",
         "load",
         "nn",

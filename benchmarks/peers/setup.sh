@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Makes the environment of one peer: benchmarks/peers/setup.sh NAME DIR
-# NAME is one of deepsparse, llamacpp, llmcompressor, onnxruntime, openvino, scipy, sparseprop,
+# NAME is one of deepsparse, fbgemm, graph, llamacpp, llmcompressor, onnxruntime, openvino, scipy, sparseprop,
 # xllamacpp; the environment is DIR/NAME.
 # Packages come from wherever pip is configured to find them. DeepSparse has a licence of its own
 # ("Neural Magic DeepSparse Community License") and needs Python below 3.12.
 set -eu
 if [ $# -ne 2 ]; then
-  echo "usage: $0 deepsparse|llamacpp|llmcompressor|onnxruntime|openvino|scipy|sparseprop|xllamacpp DIR" >&2
+  echo "usage: $0 deepsparse|fbgemm|graph|llamacpp|llmcompressor|onnxruntime|openvino|scipy|sparseprop|xllamacpp DIR" >&2
   exit 2
 fi
 name=$1
@@ -16,11 +16,15 @@ constraints=$(dirname "$0")/../../constraints.txt
 case $name in
   # It holds onnx at 1.14, and this is the newest onnxruntime whose quantisation tool knows that.
   deepsparse) packages="deepsparse==1.8.0 onnxruntime==1.17.3" ;;
+  # The newest that loads with the torch of the project.
+  fbgemm) packages="fbgemm-gpu-cpu==1.8.0" ;;
   # Built from source for this processor, which takes long; xllamacpp is a wheel of llama.cpp for AVX2.
   llamacpp) packages="llama-cpp-python==0.3.36" ;;
   xllamacpp) packages="xllamacpp" ;;
   # Without its list of dependencies, which names packages for accelerators.
   llmcompressor) packages="llmcompressor==0.14.0.1 compressed-tensors==0.19.0" ;;
+  # DGL is no longer maintained: this version is the last that runs beside a new torch.
+  graph) packages="torch_geometric==2.8.1 dgl==1.1.3 torchdata==0.9.0" ;;
   onnxruntime) packages="onnxruntime onnx" ;;
   openvino) packages="openvino nncf onnx" ;;
   scipy) packages="scipy" ;;
@@ -40,6 +44,16 @@ elif [ "$name" = llamacpp ]; then
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-1}
   export CMAKE_ARGS CMAKE_BUILD_PARALLEL_LEVEL
   pip install --quiet $packages
+elif [ "$name" = fbgemm ]; then
+  pip install --quiet torch==2.13.0 numpy
+  pip install --quiet $packages
+elif [ "$name" = graph ]; then
+  pip install --quiet -c "$constraints" torch numpy scipy networkx psutil tqdm fsspec jinja2 pyyaml pydantic
+  pip install --quiet -c "$constraints" aiohttp xxhash pyparsing requests packaging
+  # DGL imports setuptools.extern, which later versions lack.
+  pip install --quiet setuptools==69.5.1
+  # shellcheck disable=SC2086
+  pip install --quiet --no-deps $packages
 elif [ "$name" = llmcompressor ]; then
   pip install --quiet torch==2.13.0
   # shellcheck disable=SC2086

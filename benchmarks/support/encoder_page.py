@@ -5,8 +5,9 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from gossamer.cli.shell import table
-from gossamer.report import Comparison, Figure, Page, TextTable
+from gossamer.report import Comparison, Figure, Page
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
+from gossamer.report.page import TextTable
 from gossamer.running.bench import RaceEntry
 from gossamer.running.rivals import TITLES
 from support.encoder_cases import THREADS_GOAL, goal

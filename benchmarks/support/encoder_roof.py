@@ -30,7 +30,7 @@ class Roof:
 
 
 def measure_roof():
-    """A second or two of measuring, on one thread: by the time of the processor (see `turn.py`)."""
+    """A second or two of measuring, on one thread: by the time of the processor (see `turn/`)."""
     torch.set_num_threads(1)
     rates = ceilings(0.5, ("fma", "int8_panel", "int8_quad"))
     int8 = max(rates["int8_panel"], rates["int8_quad"])

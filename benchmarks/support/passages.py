@@ -11,8 +11,8 @@ import lzma
 
 import torch
 
-from gossamer.data import sentences
-from gossamer.runs import embed
+from gossamer.data.token_ids import sentences
+from gossamer.runs.calibration import embed
 
 MOST, TOKENS = 1000, 128
 # Words of a question, and at least of the rest.

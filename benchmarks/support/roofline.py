@@ -7,8 +7,9 @@ import math
 import torch
 
 from gossamer.ops.timing import race
-from gossamer.report import Comparison, Figure, Page, TextTable
+from gossamer.report import Comparison, Figure, Page
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.page import TextTable
 from gossamer.running.rivals.engine_scripts.turn import turn
 from support.cases import BLOCK, INT8, NM, PEER, SHARED, UNSTRUCTURED
 

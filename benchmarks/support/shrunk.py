@@ -18,14 +18,15 @@ import torch
 
 import gossamer
 from gossamer.cli.shell import table
-from gossamer.pruning.calibration import model_digest
-from gossamer.running.encoder import encoder_arrays, find_base
+from gossamer.pruning.calibration.journal import model_digest
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import TITLES, EncoderEngine, EngineFailed, find_engine
 from gossamer.running.rivals.engine_scripts.turn import turn
-from gossamer.runs import execute, tensor_bytes
-from gossamer.search import HEAD, rows_of
+from gossamer.runs import execute
+from gossamer.runs.sources import tensor_bytes
 from gossamer.search.candidates import dense_int8
 from gossamer.search.contenders import EngineEncoder, calibration_inputs, counted_bytes
+from gossamer.search.page import HEAD, rows_of
 from gossamer.search.trial import compiled
 from support.options import progress
 

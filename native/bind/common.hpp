@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "gossamer/dword_layout.hpp"
 #include "gossamer/packed_weight.hpp"
 
 namespace gossamer::bind {
@@ -40,5 +41,7 @@ std::vector<Item> items_of(const nb::sequence& list) {
 
 // Throws std::invalid_argument for what int8 kernels cannot compute with; 0 bits stand for the default.
 void check_int8(const Values& values, int64_t columns, int activation_bits);
+// Throws std::invalid_argument unless it is "panel" or "quad".
+DwordForm find_int8_form(const std::string& layout);
 
 }  // namespace gossamer::bind

@@ -15,12 +15,14 @@ namespace gossamer::bind {
 namespace {
 
 std::unique_ptr<PanelLinear> pack(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
-                                  const std::optional<Values>& bias, const std::string& kernels, bool int8,
-                                  int activation_bits, float activation_scale) {
+                                  const std::optional<Values>& bias, const std::string& kernels,
+                                  const std::string& int8_layout) {
   if (bias && static_cast<int64_t>(bias->size()) != rows) throw std::invalid_argument("bias must have one value per row");
-  if (int8) check_int8(values, columns, activation_bits);
+  const bool is_int8 = !int8_layout.empty();
+  if (is_int8) check_int8(values, columns, 0);
+  const Int8Options options = {is_int8 ? find_int8_form(int8_layout) : DwordForm::panel, 0, 0.0f};
   return pack_panel_linear(kept_weight(values, bits, rows, columns), bias ? bias->data() : nullptr,
-                           find_isa(kernels), {int8, activation_bits, activation_scale});
+                           find_isa(kernels), is_int8 ? &options : nullptr);
 }
 
 NormWeights norm_of(const Values& gain, const Values& shift, float epsilon) {
@@ -71,8 +73,8 @@ void bind_encoder(nb::module_& m) {
       .def_ro("kept", &PanelLinear::kept)
       .def_prop_ro("nbytes", &PanelLinear::bytes);
   m.def("pack_panel_linear", pack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
-        nb::arg("columns"), nb::arg("bias").none().noconvert(), nb::arg("kernels"), nb::arg("int8") = false,
-        nb::arg("activation_bits") = 0, nb::arg("activation_scale") = 0.0f);
+        nb::arg("columns"), nb::arg("bias").none().noconvert(), nb::arg("kernels"),
+        nb::arg("int8_layout") = "");
   nb::class_<EncoderModel>(m, "EncoderModel")
       .def("__init__",
            [](EncoderModel* self, const std::string& kernels, int64_t features) {

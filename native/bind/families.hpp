@@ -9,6 +9,7 @@ void bind_absorb(nanobind::module_& m);
 void bind_adamw(nanobind::module_& m);
 void bind_bf16_pairs(nanobind::module_& m);
 void bind_bitmask(nanobind::module_& m);
+void bind_graph(nanobind::module_& m);
 void bind_int8(nanobind::module_& m);  // after bind_packed_weight: its class is a base
 void bind_io_order(nanobind::module_& m);
 void bind_neurons(nanobind::module_& m);
@@ -21,6 +22,7 @@ void bind_conv(nanobind::module_& m);
 void bind_conv_net(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
 void bind_strip(nanobind::module_& m);
+void bind_table(nanobind::module_& m);
 void bind_train(nanobind::module_& m);
 
 }  // namespace gossamer::bind

@@ -13,16 +13,10 @@
 namespace gossamer::bind {
 namespace {
 
-DwordForm find_form(const std::string& layout) {
-  if (layout == "panel") return DwordForm::panel;
-  if (layout == "quad") return DwordForm::neighbours;
-  throw std::invalid_argument("layout must be 'panel' or 'quad', got '" + layout + "'");
-}
-
 std::unique_ptr<Int8Weight> pack(const Values& values, const Bits& bits, int64_t rows, int64_t columns,
                                  const std::string& kernels, const std::string& layout, int activation_bits,
                                  float activation_scale) {
-  const Int8Options options = {find_form(layout), activation_bits, activation_scale};
+  const Int8Options options = {find_int8_form(layout), activation_bits, activation_scale};
   // The reciprocal has to be a number, too.
   if (activation_scale != 0.0f && !(activation_scale >= 0x1p-120f && activation_scale <= 0x1p120f))
     throw std::invalid_argument("activation_scale must be in [2^-120, 2^120], or 0 for one per token");
@@ -32,6 +26,12 @@ std::unique_ptr<Int8Weight> pack(const Values& values, const Bits& bits, int64_t
 }
 
 }  // namespace
+
+DwordForm find_int8_form(const std::string& layout) {
+  if (layout == "panel") return DwordForm::panel;
+  if (layout == "quad") return DwordForm::neighbours;
+  throw std::invalid_argument("layout must be 'panel' or 'quad', got '" + layout + "'");
+}
 
 void check_int8(const Values& values, int64_t columns, int activation_bits) {
   if (activation_bits != 0 && activation_bits != 7 && activation_bits != 8)

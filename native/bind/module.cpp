@@ -45,6 +45,7 @@ NB_MODULE(_native, m) {
   bind::bind_few(m);
   bind::bind_conv(m);
   bind::bind_conv_net(m);
+  bind::bind_graph(m);
   bind::bind_packed_weight(m);
   bind::bind_int8(m);
   bind::bind_io_order(m);
@@ -53,6 +54,7 @@ NB_MODULE(_native, m) {
   bind::bind_decoder(m);
   bind::bind_nmg(m);
   bind::bind_strip(m);
+  bind::bind_table(m);
   bind::bind_train(m);
   m.def("available_kernels", [] {
     std::vector<std::string> names;

@@ -49,17 +49,6 @@ struct Int8Linear final : PanelLinear {
   }
 };
 
-// Quads of neighbours need no shuffles, but hold the zeros among four columns: they pay where few are.
-DwordForm form_for(const KeptWeight& weight, int64_t kept) {
-  int64_t quads = 0;
-  for (int64_t r = 0; r < weight.rows; ++r)
-    for (int64_t b = 0; b < weight.mask_stride(); ++b) {
-      const uint8_t bits = weight.mask_bits[r * weight.mask_stride() + b];
-      quads += ((bits & 15) != 0) + ((bits & 240) != 0);
-    }
-  return quads * 4 < kept * 2 ? DwordForm::neighbours : DwordForm::panel;
-}
-
 }  // namespace
 
 const EncoderKernels& encoder_kernels(Isa isa) {
@@ -92,12 +81,11 @@ void PanelLinear::run(const float* in, float* out, Activation activation, int64_
 }
 
 std::unique_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
-                                               const LinearPrecision& precision) {
+                                               const Int8Options* int8) {
   const int64_t kept = row_starts(weight)[weight.rows];
   std::unique_ptr<PanelLinear> linear;
-  if (precision.int8) {
-    const Int8Options options = {form_for(weight, kept), precision.activation_bits, precision.activation_scale};
-    linear = std::make_unique<Int8Linear>(pack_int8(weight, options, int8_kernels(isa)), encoder_int8_kernels(isa));
+  if (int8) {
+    linear = std::make_unique<Int8Linear>(pack_int8(weight, *int8, int8_kernels(isa)), encoder_int8_kernels(isa));
   } else {
     const EncoderKernels& kernels = encoder_kernels(isa);
     linear = std::make_unique<FloatLinear>(pack_panel(weight, kernels.shapes, true), kernels);

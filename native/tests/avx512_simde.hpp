@@ -41,6 +41,20 @@ static inline Lane lane_of(const Vector& v, int i) {
   std::memcpy(lanes, &v, sizeof v);
   return lanes[i];
 }
+// SIMDe's own takes a mode of rounding for a part of the scale. No source scales, so this does not either.
+static inline __m512 roundscale_ps_512(__m512 v, int control) {
+  return by_lane_512<__m512, float>([v, mode = control & 7](int i) {
+    const float x = lane_of<float>(v, i);
+    switch (mode) {
+      case _MM_FROUND_TO_NEG_INF: return __builtin_floorf(x);
+      case _MM_FROUND_TO_POS_INF: return __builtin_ceilf(x);
+      case _MM_FROUND_TO_ZERO: return __builtin_truncf(x);
+      default: return __builtin_rintf(x);
+    }
+  });
+}
+#undef _mm512_roundscale_ps
+#define _mm512_roundscale_ps(v, control) roundscale_ps_512(v, control)
 #ifndef _mm512_cvtepi32_ps
 #define _mm512_cvtepi32_ps(v) \
   by_lane_512<__m512, float>([in = (v)](int i) { return static_cast<float>(lane_of<int32_t>(in, i)); })
@@ -116,6 +130,23 @@ static inline Lane reduce_max_512(__m512i v) {
   by_lane_512<__m512, float>([from = static_cast<const float*>(p), bits = static_cast<unsigned>(mask)](int i) { \
     return bits >> i & 1 ? from[i] : 0.0f;                                                                 \
   })
+#endif
+#ifndef _mm512_mask_loadu_ps
+#define _mm512_mask_loadu_ps(other, mask, p)                                                                \
+  by_lane_512<__m512, float>(                                                                               \
+      [in = (other), from = static_cast<const float*>(p), bits = static_cast<unsigned>(mask)](int i) {      \
+        return bits >> i & 1 ? from[i] : lane_of<float>(in, i);                                             \
+      })
+#endif
+#ifndef _mm512_extractf32x8_ps
+static inline __m256 extractf32x8_ps_512(__m512 v, int half) {
+  float lanes[16];
+  std::memcpy(lanes, &v, sizeof lanes);
+  __m256 out;
+  std::memcpy(&out, lanes + 8 * half, sizeof out);
+  return out;
+}
+#define _mm512_extractf32x8_ps(v, half) extractf32x8_ps_512(v, half)
 #endif
 #ifndef _mm512_mask_storeu_ps
 static inline void mask_storeu_ps_512(void* p, unsigned mask, __m512 v) {

@@ -9,7 +9,7 @@ mkdir -p "$out"
 rm -f "$out/check_kernels"
 
 cxx="${CXX:-g++} -std=gnu++17 -fno-math-errno -fopenmp -Wall -Wextra -Werror"
-cxx="$cxx -Inative/include -Inative/src"
+cxx="$cxx -Inative -Inative/include -Inative/src -Inative/tests"
 avx2="-mavx2 -mfma -mbmi2"
 avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl $avx2"
 avx512="$avx512 -mprefer-vector-width=512 -Wno-maybe-uninitialized -Wno-uninitialized"
@@ -45,9 +45,14 @@ compile_all() { # FOLDER FLAGS...
   folder=$1
   shift
   for source in native/"$folder"/*.cpp; do
-    object=$out/$(echo "$folder" | tr / _)_$(basename "$source" .cpp).o
-    echo "$cxx $* -c $source -o $object" >>"$commands"
+    compile_one "$source" "$@"
   done
+}
+compile_one() { # SOURCE FLAGS...
+  source=$1
+  shift
+  object=$out/$(echo "${source#native/}" | tr / _).o
+  echo "$cxx $* -c $source -o $object" >>"$commands"
 }
 rm -f "$out"/*.o
 case $(uname -m) in
@@ -61,6 +66,18 @@ case $(uname -m) in
     [ "$mode" = simde ] || compile_all src/avx512vbmi2 $avx512vbmi2
     ;;
 esac
+# Families with a folder of their own: flags follow the name of the file.
+for source in native/table/*.cpp native/graph/*.cpp; do
+  flags=
+  case $(uname -m):$(basename "$source") in
+    *:bind.cpp) continue ;;
+    x86_64:avx2.cpp | amd64:avx2.cpp) flags=$avx2 ;;
+    x86_64:avx512.cpp | amd64:avx512.cpp) flags=$avx512 ;;
+    *:avx*.cpp) continue ;;
+  esac
+  case $source in native/table/*) flags="$flags -ffp-contract=off" ;; esac
+  compile_one "$source" $flags
+done
 compile_all src
 compile_all src/reference
 compile_all tests

@@ -119,14 +119,15 @@ Matrix oracle(const std::vector<Layer>& layers, Matrix x, const std::vector<int6
   return x;
 }
 
-EncoderModel packed(const std::vector<Layer>& layers, int64_t features, Isa isa, bool int8) {
+constexpr Int8Options kPanel = {DwordForm::panel, 8, 0.0f}, kQuad = {DwordForm::neighbours, 8, 0.0f};
+
+EncoderModel packed(const std::vector<Layer>& layers, int64_t features, Isa isa, const Int8Options* int8) {
   EncoderModel model(isa, features);
-  const LinearPrecision precision = {int8, 8, 0.0f};
   for (const Layer& layer : layers)
-    model.add({pack_panel_linear(layer.qkv.view(), layer.qkv_bias.data(), isa, precision),
-               pack_panel_linear(layer.out.view(), layer.out_bias.data(), isa, precision),
-               pack_panel_linear(layer.up.view(), layer.up_bias.data(), isa, precision),
-               pack_panel_linear(layer.down.view(), layer.down_bias.data(), isa, precision),
+    model.add({pack_panel_linear(layer.qkv.view(), layer.qkv_bias.data(), isa, int8),
+               pack_panel_linear(layer.out.view(), layer.out_bias.data(), isa, int8),
+               pack_panel_linear(layer.up.view(), layer.up_bias.data(), isa, int8),
+               pack_panel_linear(layer.down.view(), layer.down_bias.data(), isa, int8),
                {layer.gain, layer.shift, 1e-5f},
                {layer.gain, layer.shift, 1e-5f},
                layer.heads,
@@ -148,7 +149,7 @@ void check_case(int64_t features, int64_t heads, int64_t head_width, int64_t inn
                            std::to_string(head_width) + ", inner " + std::to_string(inner) + ", " +
                            std::to_string(lengths.size()) + " sequences, " + std::to_string(tokens) + " tokens";
   for (const Isa isa : isas_to_check())
-    for (const bool int8 : {false, true}) {
+    for (const Int8Options* int8 : {static_cast<const Int8Options*>(nullptr), &kPanel, &kQuad}) {
       const EncoderModel model = packed(layers, features, isa, int8);
       const int64_t stride = features + 3;
       std::vector<float> results[2];

@@ -44,6 +44,8 @@ const Family families[] = {
     {check_train, fuzz_train},
     {check_conv, fuzz_conv},
     {check_conv_net, fuzz_conv_net},
+    {check_table, fuzz_table},
+    {check_graph, fuzz_graph},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {

@@ -101,7 +101,11 @@ void check_train(Tally& tally);
 void fuzz_train(std::mt19937& random, Tally& tally);
 void check_conv(Tally& tally);
 void fuzz_conv(std::mt19937& random, Tally& tally);
+void check_graph(Tally& tally);
+void fuzz_graph(std::mt19937& random, Tally& tally);
 void check_conv_net(Tally& tally);
 void fuzz_conv_net(std::mt19937& random, Tally& tally);
+void check_table(Tally& tally);
+void fuzz_table(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

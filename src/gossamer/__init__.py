@@ -16,6 +16,7 @@ __all__ = [
     "compile",
     "errors",
     "explain",
+    "graph",
     "grow",
     "load",
     "nn",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from gossamer import errors, nn, register, testing
+    from gossamer import errors, graph, nn, register, testing
     from gossamer.io import load
     from gossamer.io.artifact import save
     from gossamer.nn.surgery.compaction import compact
@@ -60,8 +61,9 @@ __getattr__, __dir__ = lazy_door(
         "verify_growth": "training.growth.verify",
         "save": "io.artifact.writer",
         "load": "io.loading",
-        "strict": "ops.dispatch",
+        "strict": "ops.fallback",
         "errors": "errors",
+        "graph": "graph",
         "nn": "nn",
         "register": "register",
         "testing": "testing",

@@ -81,12 +81,10 @@ def open_inside(
         return _open_below(home, real.relative_to(home).parts, str(place), error)
 
 
-def read_inside(
-    folder: os.PathLike[str] | str, name: str, max_bytes: int, error: Fault = ArtifactError
-) -> bytes:
-    """The bytes of a file of a named directory; `error` if it has more than `max_bytes`."""
-    with open_inside(folder, name, error) as file:
-        return read_at_most(file, max_bytes, str(Path(folder) / name), error)
+def read_inside(folder: os.PathLike[str] | str, name: str, max_bytes: int) -> bytes:
+    """The bytes of a file of a named directory; ArtifactError if there are more than allowed."""
+    with open_inside(folder, name) as file:
+        return read_at_most(file, max_bytes, str(Path(folder) / name))
 
 
 def is_inside(folder: os.PathLike[str] | str, name: str) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from gossamer.formats import FORMATS, Format, SparseMatrix
 from gossamer.ops import Kernel, Problem, Run, kernel_list
-from gossamer.patterns import PATTERNS, Pattern
+from gossamer.patterns import Pattern
+from gossamer.patterns.text import PATTERNS
 from gossamer.pruning import register_scorer as scorer
 
 __all__ = ["format", "op", "pattern", "scorer"]
@@ -36,11 +37,14 @@ def op(
 
     It gets a SparseMatrix, packs what it needs once and returns `run(x, bias, activation) -> y`.
     `compile` measures it beside the other kernels wherever `accepts` says that it can run; so does
-    the native decoder, for a run that is a `gossamer.ops.linear.PackedWeight`.
+    the native decoder, for a run that is a `gossamer.ops.linear.PackedWeight`. The native calls of
+    whole encoders and networks take weights of their own, which no run is: `explain` names the
+    kernel as not usable there, and it runs where these do not.
     """
 
     def add(pack: Pack) -> Pack:
-        kernel = Kernel.of_matrix(name, pack, accepts, precision, is_plug_in=True)
+        engines = {"decoder": lambda problem: pack(problem.matrix)}
+        kernel = Kernel.of_matrix(name, pack, accepts, precision, is_plug_in=True, engines=engines)
         kernel_list(operation).add(name, kernel)
         return pack
 

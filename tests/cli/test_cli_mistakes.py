@@ -214,7 +214,7 @@ def test_every_option_of_every_command(gossamer_cli, folder, words, command):
 
 
 def test_all_fractions_are_read_alike():
-    from gossamer.cli.shell import Fraction
+    from gossamer.cli.options import Fraction
 
     names = {"sparsity", "max_loss", "top_p"}
     found = {
@@ -232,7 +232,7 @@ def test_all_fractions_are_read_alike():
     ("text", "number"), [("90%", 0.9), ("0.9", 0.9), (".9", 0.9), ("7%", 0.07), ("1e-1", 0.1)]
 )
 def test_percentages_are_understood(text, number):
-    from gossamer.cli.shell import SPARSITY
+    from gossamer.cli.options import SPARSITY
 
     assert SPARSITY.convert(text, None, None) == number
 

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import gossamer
-from gossamer.cli.models import is_bare, load_source, read_bare
+from gossamer.cli.bare_checkpoint import is_bare, read_bare
+from gossamer.cli.models import load_source
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.batch import call_on_batch
 from gossamer.runs import example_input

@@ -42,6 +42,7 @@ GOLDEN = {
         *("MODEL", "FILE", "--batch", "--max-tokens", "--no-normalise", "--normalise", "--out"),
         *("--pooling", "--precision", "--special-tokens", "--threads", "-o"),
     ],
+    "run score": ["MODEL", "FILE", "--out", "--precision", "--threads", "-o"],
     "run serve": [
         *(
             "MODEL",

@@ -13,8 +13,8 @@ from gossamer.cli.models import DEMO_MODELS
 from gossamer.cli.quickstart import tiny as quickstart_tiny
 from gossamer.cli.quickstart.minilm import make_sentences
 from gossamer.cli.quickstart.output import dense_int8, int8_bytes
-from gossamer.runs import agreement
-from gossamer.runs.quality import average_ranks
+from gossamer.runs.calibration import agreement
+from gossamer.runs.calibration.quality import average_ranks
 from gossamer.zoo import MLP
 
 PACKAGE = DEMO_MODELS["minilm"].package
@@ -24,6 +24,28 @@ PACKAGE = DEMO_MODELS["minilm"].package
 def short(monkeypatch):
     monkeypatch.setattr(quickstart_tiny, "_DENSE_STEPS", 60)
     monkeypatch.setattr(quickstart_tiny, "_RECOVERY_STEPS", 60)
+
+
+def test_tiny_prunes_as_the_command_does(gossamer_cli, tmp_path, short, monkeypatch):
+    """One way from a recipe to an artifact: the verb, whose file the recovered model replaces."""
+    calls, real = [], quickstart_tiny.prune
+
+    def prune(model, **settings):
+        calls.append(settings)
+        report = real(model, **settings)
+        assert gossamer.load(settings["out"]).layers[1].nnz < 768 * 768 // 2
+        return report
+
+    monkeypatch.setattr(quickstart_tiny, "prune", prune)
+    ran = gossamer_cli("quickstart", "--out", tmp_path / "out", "--sparsity", "0.8", "--json")
+    assert ran.code == 0, ran.err
+    (settings,) = calls
+    assert settings == {
+        "sparsity": 0.8,
+        "budget": "global",
+        "out": tmp_path / "out" / "model",
+        "timed": False,
+    }
 
 
 def test_tiny_end_to_end(gossamer_cli, tmp_path, monkeypatch):
@@ -74,6 +96,7 @@ def test_prints_one_table_and_the_report_path(gossamer_cli, tmp_path, short):
     ):
         assert text in ran.out
     assert "Training state:" in ran.out
+    assert "gossamer explain" in ran.out
     assert ran.out.replace("\n", "").endswith("report.html")
     html = (folder / "report.html").read_text()
     for text in ("Training loss", "Zeros per layer", "Memory that training holds", "layers.1"):

@@ -15,7 +15,7 @@ import torch
 
 import gossamer
 from gossamer.io.safe_files.directories import exclusive_lock
-from gossamer.nn import CompactWeight
+from gossamer.nn.layers import CompactWeight
 from gossamer.training.checkpoint import read_checkpoint
 from gossamer.training.run_files import read_metrics
 from gossamer.zoo import GPT

@@ -140,7 +140,7 @@ def test_special_tokens_are_text_unless_meant(model, capsys):
 def test_a_template_without_end_is_ended(tmp_path, monkeypatch, capsys):
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     hostile = artifact(tmp_path / "hostile", tokenizer_files(template=endless))
-    monkeypatch.setattr("gossamer.running.text.template_process.RENDER_SECONDS", 1.0)
+    monkeypatch.setattr("gossamer.running.text.chat.template_process.RENDER_SECONDS", 1.0)
     monkeypatch.setattr("gossamer.cli.run.text._ask", lambda out: "hello")
     assert main(["run", "chat", hostile]) == 4
     assert "takes longer than 1 s" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 import gossamer
 from gossamer.errors import GossamerError
 from gossamer.io import adopt_pruned
-from gossamer.nn import MaskedWeight
+from gossamer.nn.layers import MaskedWeight
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "admm", "taylor", "obert")
 

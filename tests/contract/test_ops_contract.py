@@ -5,14 +5,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import DenseFallback, KernelError, KernelMissing, RegistryError
-from gossamer.ops import (
-    Problem,
-    fallbacks,
-    kernel_list,
-    kernels_for,
-    report_fallback,
-    report_missing,
-)
+from gossamer.ops import Problem, kernel_list, kernels_for, report_missing
+from gossamer.ops.fallback import fallbacks, report_fallback
 from gossamer.ops.kernels import available_kernels
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 from gossamer.testing import check_op

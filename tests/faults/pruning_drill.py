@@ -16,8 +16,9 @@ import torch
 from writer_drill import in_child
 
 from gossamer.io import save
-from gossamer.pruning.calibration import DiskJournal, as_batches, data_digest, model_digest
 from gossamer.pruning.calibration import journal as journal_module
+from gossamer.pruning.calibration.flow import as_batches
+from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.recipes import load_recipe
 from gossamer.runs import execute
 from gossamer.runs.stages import StageInput

@@ -31,6 +31,7 @@ stages:
       evaluation: {{every: 5}}
       log_every: 1
 """
+SCHEDULE = "      schedule: {kind: reopen, begin: 7, end: 9, every: 1, sparsity: 0.1, drop: 0.1}\n"
 # What is counted: every tensor that grows, moments that move, steps and checkpoints.
 COUNTED = (
     (slots, "grown_tensor"),
@@ -61,7 +62,7 @@ def count_calls(at: int | None) -> list[int]:
     return calls
 
 
-def forked(folder: Path, at: int | None, *, resume: bool = False) -> tuple[int, int]:
+def forked(folder: Path, at: int | None, recipe: str, *, resume: bool = False) -> tuple[int, int]:
     """A run in a child: how it ended, and how many calls were counted."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -70,7 +71,7 @@ def forked(folder: Path, at: int | None, *, resume: bool = False) -> tuple[int, 
         try:
             os.environ["GOSSAMER_TUNE"] = "off"
             calls = count_calls(at)
-            (folder / "recipe.yaml").write_text(RECIPE)
+            (folder / "recipe.yaml").write_text(recipe)
             gossamer.train(folder / "recipe.yaml", "zoo:text", out=folder / "out", resume=resume)
             os.write(writer, str(calls[0]).encode())
             code = 0
@@ -82,18 +83,18 @@ def forked(folder: Path, at: int | None, *, resume: bool = False) -> tuple[int, 
         return os.waitstatus_to_exitcode(status), int(lines.read() or 0)
 
 
-def drill(tmp_path: Path, number: int) -> None:
+def drill(tmp_path: Path, number: int, recipe: str = RECIPE) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
-    code, calls = forked(whole, None)
+    code, calls = forked(whole, None, recipe)
     assert code == 0
     expected = artifact(whole)
     for index in range(number):
         at = 1 + round(index * (calls - 1) / (number - 1))
         folder = tmp_path / f"killed{at}"
         folder.mkdir()
-        assert forked(folder, at)[0] == -signal.SIGKILL
-        assert forked(folder, None, resume=True)[0] == 0, at
+        assert forked(folder, at, recipe)[0] == -signal.SIGKILL
+        assert forked(folder, None, recipe, resume=True)[0] == 0, at
         assert artifact(folder) == expected, at
 
 
@@ -102,8 +103,9 @@ def test_killed_while_growing(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_moments_around_growth(tmp_path):
-    drill(tmp_path, 20)
+@pytest.mark.parametrize("schedule", ["", SCHEDULE], ids=["grown", "reopened"])
+def test_killed_at_twenty_moments_around_growth(schedule, tmp_path):
+    drill(tmp_path, 20, RECIPE + schedule)
 
 
 @pytest.mark.slow
@@ -128,7 +130,7 @@ def test_a_grid_killed_at_twenty_moments_around_growth(tmp_path):
         folder, moment = folder_of(f"killed{index}"), draw.randint(1, 9)
         run = launch(folder, 4)
         try:
-            run.wait_for(f'"step": {moment}')
+            run.wait_for(f'"step": {moment}', 900)
             run.ranks[draw.randrange(4)].kill()
             run.ended(60)
         finally:

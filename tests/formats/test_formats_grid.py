@@ -118,7 +118,8 @@ def test_int4_whose_largest_weight_is_any_code_is_stored_to_the_bit(largest):
 
 def test_what_sparsegpt_rounds_is_stored_as_int4():
     from gossamer.patterns import Unstructured
-    from gossamer.pruning.solvers import LayerProblem, SparseGPT
+    from gossamer.pruning.solvers import LayerProblem
+    from gossamer.pruning.solvers.sparsegpt import SparseGPT
 
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(n, 192, generator=generator) for n in (24, 400))

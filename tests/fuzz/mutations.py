@@ -63,8 +63,8 @@ def _change_json_lines(raw: bytes, draw: random.Random) -> bytes:
 
 def rehash(files: Files, manifest: str = "manifest.json") -> Files:
     """The same files with sizes, hashes and the manifest's own digest made to fit."""
-    from gossamer.io.artifact import digest_of
     from gossamer.io.safe_files.documents import pretty_json
+    from gossamer.io.safe_files.manifests import digest_of
 
     try:
         content = json.loads(files[manifest])

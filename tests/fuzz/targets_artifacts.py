@@ -54,8 +54,7 @@ def artifact_seeds(folder: Path) -> None:
     " read_manifest",
     "io/artifact/manifest.py:checked_content parse_manifest _named",
     "io/artifact/agreement.py",
-    "io/safe_files/tensors/__init__.py:read_header _check_entries _check_entry _integers"
-    " read_tensors",
+    "io/safe_files/tensors.py:read_header _check_entries _check_entry _integers read_tensors",
     "io/artifact/packing.py:decode_all _decode_sparse _read_codes _decode_mask _check_mask",
     "io/loading.py:read_beside",
     change=with_hashes,
@@ -76,9 +75,9 @@ def manifest_only(files: Files, draw: random.Random) -> Files:
     "manifest",
     artifact_seeds,
     "io/artifact/manifest.py:checked_content parse_manifest _named _distinct",
-    "io/safe_files/documents/__init__.py:parse_json parse_json_line canonical_json pretty_json"
+    "io/safe_files/documents.py:parse_json parse_json_line canonical_json pretty_json"
     " _check_count _check_depth _unique _finite _whole _refuse_constant _check_texts",
-    "io/safe_files/__init__.py:check_name check_file_name",
+    "io/safe_files/checks.py:check_name check_file_name",
     change=manifest_only,
 )
 def read_manifest(folder: Path) -> object:
@@ -109,12 +108,11 @@ def checkpoint_seeds(folder: Path) -> None:
     checkpoint_seeds,
     "io/pruners/dense_checkpoint.py:read_dense_checkpoint read_tensors_of _files_of _detect as_mask"
     " fold_pruned apply_masks",
-    "io/safe_files/tensors/__init__.py:read_header _check_entries _check_entry _integers"
-    " read_tensors",
+    "io/safe_files/tensors.py:read_header _check_entries _check_entry _integers read_tensors",
     "named_files.py:read_inside open_inside read_at_most",
 )
 def read_checkpoint_folder(folder: Path) -> object:
-    from gossamer.io import read_dense_checkpoint
+    from gossamer.io.pruners import read_dense_checkpoint
 
     return read_dense_checkpoint(folder)
 
@@ -132,7 +130,7 @@ def training_seeds(folder: Path) -> None:
     "training/checkpoint/folders.py:parse_manifest",
     "training/checkpoint/folders.py:read_checkpoint _open_manifest",
     "training/checkpoint/state_tree.py:decode",
-    "io/safe_files/tensors/__init__.py:read_header _check_entries _check_entry _integers",
+    "io/safe_files/tensors.py:read_header _check_entries _check_entry _integers",
     change=with_hashes,
 )
 def read_training(folder: Path) -> object:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes, descriptions of clusters, texts and images."""
 
+import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,7 +99,7 @@ def image_seeds(folder: Path) -> None:
 @target(
     "images",
     image_seeds,
-    "io/safe_files/arrays/__init__.py",
+    "io/safe_files/arrays.py",
     "data/files/image_files.py",
 )
 def read_image_data(folder: Path) -> object:
@@ -108,3 +110,71 @@ def read_image_data(folder: Path) -> object:
         return read_images(folder, split=True)
     tried(lambda: read_images(path, split=True))
     return read_images(path)
+
+
+def click_columns() -> dict:
+    several = {"name": "tags", "columns": ["tags"], "ids": "vocabulary", "separator": "|"}
+    return {
+        "format": "table",
+        "label": "click",
+        "numbers": ["n"],
+        "categories": [{"name": "a x b", "columns": ["a", "b"], "size": 9}, several],
+        "bad_rows": 0.5,
+        "nan": "missing",
+    }
+
+
+def click_log_seeds(folder: Path) -> None:
+    rows = [
+        (i % 2, i * 1.5 - 4, f"a{i % 3}", f"b{i % 4}", "x|y" if i % 2 else "") for i in range(30)
+    ]
+    for suffix, sign in ((".csv", ","), (".tsv", "\t")):
+        (folder / suffix[1:]).mkdir()
+        lines = [sign.join(("click", "n", "a", "b", "tags"))]
+        lines += [sign.join(map(str, row)) for row in rows]
+        (folder / suffix[1:] / f"log{suffix}").write_text("\n".join(lines) + "\n")
+    names = ("click", "n", "a", "b", "tags")
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    (folder / "jsonl").mkdir()
+    (folder / "jsonl" / "log.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@target(
+    "click-log",
+    click_log_seeds,
+    "data/clicks/table_files.py",
+    "data/clicks/rows.py",
+    "data/clicks/cache.py",
+)
+def read_click_log(folder: Path) -> object:
+    from gossamer.data.clicks import ClickBatches, columns_of, open_clicks
+
+    path = only(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        data = open_clicks(Path(scratch) / "arrays", columns_of(click_columns()), path)
+        return ClickBatches(data.parts["train"], 2, 0, 8)[1].inputs()
+
+
+def feature_seeds(folder: Path) -> None:
+    from gossamer.data.clicks import columns_of, open_clicks
+
+    with tempfile.TemporaryDirectory() as scratch:
+        click_log_seeds(Path(scratch))
+        log = Path(scratch) / "csv" / "log.csv"
+        data = open_clicks(Path(scratch) / "arrays", columns_of(click_columns()), log)
+        (folder / "one").mkdir()
+        (folder / "one" / "features.arrays").write_bytes(data.features.content)
+
+
+@target(
+    "features",
+    feature_seeds,
+    "data/clicks/features.py:read_features",
+    "data/clicks/columns.py",
+)
+def read_feature_file(folder: Path) -> object:
+    from gossamer.data.clicks import read_features
+
+    features = read_features((folder / "features.arrays").read_bytes(), "model")
+    row = dict.fromkeys(features.columns.inputs, "1")
+    return tried(lambda: features.read_objects([row], "rows").inputs())

@@ -64,7 +64,8 @@ def read_huggingface(folder: Path) -> object:
 def compressed_seeds(folder: Path) -> None:
     from text_models import save_decoder
 
-    from gossamer.io import load_pretrained, save_compressed_tensors
+    from gossamer.io import load_pretrained
+    from gossamer.io.artifact import save_compressed_tensors
 
     save_decoder(folder / "source")
     model = load_pretrained(folder / "source")
@@ -89,7 +90,8 @@ def headers_first(files: Files, draw: random.Random) -> Files:
 )
 def read_compressed(folder: Path) -> object:
     from gossamer.io.huggingface.directory import _read_config
-    from gossamer.io.pruners import expand_bitmasks, read_tensors_of
+    from gossamer.io.pruners.compressed_tensors import expand_bitmasks
+    from gossamer.io.pruners.plain_checkpoint import read_tensors_of
 
     tensors = read_tensors_of(folder)
     return expand_bitmasks(tensors, _read_config(folder), str(folder))

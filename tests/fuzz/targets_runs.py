@@ -9,7 +9,7 @@ from target import target, tried
 
 
 def journal_seeds(folder: Path) -> None:
-    from gossamer.pruning.calibration import DiskJournal
+    from gossamer.pruning.calibration.journal import DiskJournal
     from gossamer.pruning.solvers import LayerSolution
     from gossamer.training.run_files import MetricsFile
 
@@ -30,7 +30,7 @@ def journal_seeds(folder: Path) -> None:
     "training/run_files/metrics.py:read_metrics",
 )
 def read_journal(folder: Path) -> object:
-    from gossamer.pruning.calibration import DiskJournal
+    from gossamer.pruning.calibration.journal import DiskJournal
     from gossamer.training.run_files import read_metrics
 
     if (folder / "metrics.jsonl").exists():

@@ -154,7 +154,7 @@ def tokenizer_seeds(folder: Path) -> None:
 @target(
     "tokenizer",
     tokenizer_seeds,
-    "io/safe_files/tokenizer/__init__.py",
+    "io/safe_files/tokenizer.py",
     "running/text/tokens.py:cut checked",
     change=change_tokenizer,
 )
@@ -191,8 +191,8 @@ def beside_seeds(folder: Path) -> None:
 @target(
     "chat-template",
     beside_seeds,
-    "io/safe_files/documents/__init__.py:parse_json",
-    "running/text/chat_template.py:_read _template _special_tokens end_tokens",
+    "io/safe_files/documents.py:parse_json",
+    "running/text/chat/chat_template.py:_read _template _special_tokens end_tokens",
 )
 def read_chat(folder: Path) -> object:
     from types import SimpleNamespace
@@ -200,7 +200,7 @@ def read_chat(folder: Path) -> object:
     from text_models import byte_tokenizer
 
     from gossamer.io import read_beside
-    from gossamer.running.text.chat_template import ChatTemplate, end_tokens
+    from gossamer.running.text.chat import ChatTemplate, end_tokens
 
     beside = read_beside(folder)
     end_tokens(beside, SimpleNamespace(eos_token_id=3), byte_tokenizer())

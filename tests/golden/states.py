@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layers import CompactWeight, MaskedWeight
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from states import state_of
 
 import gossamer
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.nn.surgery import replace_module
 
 FILES = Path(__file__).parent / "files"

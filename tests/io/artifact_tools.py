@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.io.artifact import digest_of
 from gossamer.io.safe_files.documents import pretty_json
+from gossamer.io.safe_files.manifests import digest_of
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.surgery import replace_module
 from gossamer.patterns import Pattern, Unstructured, parse_pattern

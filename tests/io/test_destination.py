@@ -8,7 +8,7 @@ import pytest
 
 import gossamer
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.io.artifact import check_destination, check_file_destination
+from gossamer.io.artifact.destination import check_destination, check_file_destination
 from gossamer.zoo import MLP
 
 

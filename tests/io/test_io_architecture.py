@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from gossamer.errors import ArtifactError
-from gossamer.io import load, open_artifact, save
+from gossamer.io import load, save
+from gossamer.io.artifact import open_artifact
 from gossamer.io.artifact.architecture import describe
 from gossamer.io.artifact.skeleton import CONTAINERS, LAYERS
 from gossamer.zoo import MLP, TinyEncoder
@@ -20,6 +21,10 @@ EXAMPLES: dict[str, Callable[[], list[nn.Module]]] = {
     "Conv1d": lambda: [nn.Conv1d(2, 4, 3, padding="same", bias=False)],
     "Conv2d": lambda: [nn.Conv2d(2, 4, (3, 1), 2, (1, 0), 2, 2, padding_mode="reflect")],
     "Embedding": lambda: [nn.Embedding(5, 3, padding_idx=1), nn.Embedding(5, 3, max_norm=1.5)],
+    "EmbeddingBag": lambda: [
+        nn.EmbeddingBag(5, 3, padding_idx=1, mode="sum", sparse=True),
+        nn.EmbeddingBag(5, 3, mode="max", include_last_offset=True, max_norm=1.5),
+    ],
     "LayerNorm": lambda: [
         nn.LayerNorm(4),
         nn.LayerNorm((2, 4), eps=1e-3, bias=False),

@@ -10,7 +10,7 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, read_beside, save
-from gossamer.io.artifact import BESIDE_FILES, MAX_BESIDE_BYTES
+from gossamer.io.artifact.beside import BESIDE_FILES, beside_limit
 
 # Neither JSON nor UTF-8: nobody may look inside.
 FILES = {"tokenizer.json": b"\xff\x00{[", "vocab.txt": b"", "merges.txt": b"a b\n"}
@@ -97,7 +97,7 @@ def test_only_known_regular_files_of_a_directory_are_read(tmp_path):
     (folder / "vocab.txt").symlink_to("vocab.json")
     assert read_beside(folder) == {"vocab.json": b"1", "vocab.txt": b"1"}
     with (folder / "merges.txt").open("wb") as file:
-        file.truncate(MAX_BESIDE_BYTES + 1)
+        file.truncate(beside_limit("tokenizer.json") + 1)
     with pytest.raises(ArtifactError, match="larger than"):
         read_beside(folder)
     assert read_beside(folder / "vocab.json") == {}

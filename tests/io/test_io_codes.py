@@ -17,7 +17,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import load, open_artifact, save
+from gossamer.io import load, save
+from gossamer.io.artifact import open_artifact
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.rounding import round_layer
 from gossamer.zoo import TinyEncoder

@@ -11,8 +11,9 @@ from gguf_tools import tiny_llama
 from safetensors.torch import load_file, save_file
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
-from gossamer.io import load, save, save_compressed_tensors
-from gossamer.io.pruners import expand_bitmasks
+from gossamer.io import load, save
+from gossamer.io.artifact import save_compressed_tensors
+from gossamer.io.pruners.compressed_tensors import expand_bitmasks
 from gossamer.nn import Linear, MaskedLinear
 
 pytest.importorskip("transformers")

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import adopt_zeros, load, read_dense_checkpoint, save
+from gossamer.io import adopt_zeros, load, save
+from gossamer.io.pruners import read_dense_checkpoint
 from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.layers import MaskedOutProj
 from gossamer.patterns import NM, Unstructured

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import load, open_artifact, save
+from gossamer.io import load, save
+from gossamer.io.artifact import open_artifact
 from gossamer.nn.rounding import round_layer
 
 

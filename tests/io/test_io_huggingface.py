@@ -10,7 +10,8 @@ from artifact_tools import assert_same_model, edit_manifest, rehash, sparsify
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
-from gossamer.io import adopt_zeros, load, load_pretrained, open_artifact, save
+from gossamer.io import adopt_zeros, load, load_pretrained, save
+from gossamer.io.artifact import open_artifact
 from gossamer.io.huggingface.transformers_models import TRANSFORMERS_CLASSES
 from gossamer.nn import Linear, MaskedLinear
 

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact import FileEntry, digest_of
 from gossamer.io.artifact.manifest import (
     DenseEntry,
     Manifest,
@@ -19,6 +18,7 @@ from gossamer.io.artifact.manifest import (
     parse_manifest,
 )
 from gossamer.io.safe_files.documents import pretty_json
+from gossamer.io.safe_files.manifests import FileEntry, digest_of
 
 FILE = "a.safetensors"
 MANIFEST = Manifest(

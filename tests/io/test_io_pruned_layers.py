@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from gossamer.errors import ArtifactError, InputError, TargetError
-from gossamer.io import adopt_pruned, load, read_dense_checkpoint, save
+from gossamer.io import adopt_pruned, load, save
+from gossamer.io.pruners import read_dense_checkpoint
 from gossamer.nn import MaskedConv2d, MaskedLinear
 
 

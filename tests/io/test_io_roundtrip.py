@@ -27,7 +27,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import load, open_artifact, save
+from gossamer.io import load, save
+from gossamer.io.artifact import open_artifact
 from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
 from gossamer.nn.layers import MaskedOutProj
 from gossamer.patterns import NM, Unstructured

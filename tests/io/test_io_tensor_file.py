@@ -14,13 +14,8 @@ from safetensors.torch import load as library_load
 from safetensors.torch import save as library_save
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.tensors import (
-    DTYPES,
-    HashingFile,
-    read_header,
-    read_tensors,
-    write_tensors,
-)
+from gossamer.io.safe_files.dtypes import DTYPES
+from gossamer.io.safe_files.tensors import HashingFile, read_header, read_tensors, write_tensors
 
 
 def written(tensors):

@@ -15,7 +15,7 @@ from transformers import (
 
 import gossamer
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact import MANIFEST_FILE, digest_of
+from gossamer.io.safe_files.manifests import MANIFEST_FILE, digest_of
 from gossamer.nn.tokens import TokenPrunedEncoder, add_token_pruning, token_encoder
 from gossamer.running.encoder import run_packed
 

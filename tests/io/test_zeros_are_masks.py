@@ -13,9 +13,10 @@ from torch import nn
 import gossamer
 from gossamer.cli.main import main
 from gossamer.cli.models import load_function, load_source
-from gossamer.io import adopt_zeros, load, open_artifact, save
+from gossamer.io import adopt_zeros, load, save
+from gossamer.io.artifact import open_artifact
 from gossamer.io.pruners.dense_checkpoint import DEFAULT_MIN_SPARSITY
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layers import CompactWeight, MaskedWeight
 
 
 def two_layers() -> nn.Sequential:

@@ -7,6 +7,8 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError
+from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import Unstructured
 
@@ -34,7 +36,7 @@ def mask_layers(model, density=0.3, seed=0):
         if type(module) is nn.Linear:
             shape = module.weight.shape
             mask = torch.rand(shape, generator=generator) < density
-            gnn.replace_module(model, module, gnn.MaskedLinear.from_dense(module, mask, ANY))
+            replace_module(model, module, gnn.MaskedLinear.from_dense(module, mask, ANY))
     return model
 
 
@@ -281,7 +283,7 @@ def test_convolutions_become_compact_and_attention_stays_masked():
     model = nn.ModuleDict({"conv": conv, "attention": attention, "fc": nn.Linear(4, 4)})
     ones = torch.ones(4, 4, dtype=torch.bool)
     model["conv"] = gnn.MaskedConv2d.from_dense(conv, ones[:2, :2], ANY)
-    attention.out_proj = gnn.MaskedOutProj.from_dense(attention.out_proj, ones, ANY)
+    attention.out_proj = MaskedOutProj.from_dense(attention.out_proj, ones, ANY)
     model["fc"] = gnn.MaskedLinear.from_dense(model["fc"], ones, ANY)
     result = compact(model)
     assert result.compacted == ["conv", "fc"]
@@ -298,8 +300,8 @@ def test_encoder_layer_works_compact_in_train_and_eval():
     for module in list(model.modules()):
         if type(module) is nn.Linear:
             mask = torch.rand(module.weight.shape) < 0.5
-            gnn.replace_module(model, module, gnn.MaskedLinear.from_dense(module, mask, ANY))
-    gnn.disable_fast_paths(model)
+            replace_module(model, module, gnn.MaskedLinear.from_dense(module, mask, ANY))
+    disable_fast_paths(model)
     twin = copy.deepcopy(model)
     compact(twin)
     x = torch.randn(2, 5, 8)

@@ -3,7 +3,7 @@ import torch
 
 import gossamer
 from gossamer.errors import TargetError
-from gossamer.nn.surgery.slimming import conv1d_paths, conv1d_to_linear
+from gossamer.nn.surgery.matrix_layers import conv1d_paths, conv1d_to_linear
 
 transformers = pytest.importorskip("transformers")
 from transformers.pytorch_utils import Conv1D  # noqa: E402  (an optional package)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.nn.families import answers, block_of, is_decoder, starts_after_padding
+from gossamer.nn.families import answers, block_of
 from gossamer.nn.families.table import FAMILIES
+from gossamer.nn.families.text import is_decoder, starts_after_padding
 from gossamer.nn.relufication import relufy
 from gossamer.zoo import GPT, MLP, TinyEncoder
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
-from gossamer.nn.operator_graph import OPERATORS, GraphModule, OperatorPlan, PlanInput, Step
+from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
+from gossamer.nn.operator_graph.operators import OPERATORS
 
 pytest.importorskip("onnx")
 from onnx import helper

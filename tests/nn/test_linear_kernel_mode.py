@@ -11,7 +11,8 @@ import gossamer
 import gossamer.nn as gnn
 from gossamer.errors import DenseFallback
 from gossamer.io import load, save
-from gossamer.ops import fallbacks, strict
+from gossamer.ops import strict
+from gossamer.ops.fallback import fallbacks
 
 
 def make(out=70, inp=110, density=0.2, mode="kernel", seed=0, bias=True, mask=None):

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import gossamer.nn as gnn
+from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.patterns import Unstructured
 
 ANY = Unstructured()
@@ -19,8 +21,8 @@ def mask_of(layer, density=0.5):
 
 
 def mask_out_proj(attention, mask):
-    layer = gnn.MaskedOutProj.from_dense(attention.out_proj, mask, ANY)
-    gnn.replace_module(attention, attention.out_proj, layer)
+    layer = MaskedOutProj.from_dense(attention.out_proj, mask, ANY)
+    replace_module(attention, attention.out_proj, layer)
     return layer
 
 
@@ -104,14 +106,14 @@ def masked_encoder(model):
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
             masks[name] = mask_of(module)
-            kind = gnn.MaskedOutProj if name.endswith("out_proj") else gnn.MaskedLinear
-            gnn.replace_module(model, module, kind.from_dense(module, masks[name], ANY))
+            kind = MaskedOutProj if name.endswith("out_proj") else gnn.MaskedLinear
+            replace_module(model, module, kind.from_dense(module, masks[name], ANY))
     return masks
 
 
 def test_stock_encoder_is_left_alone():
     model = encoder()
-    assert gnn.disable_fast_paths(model) == []
+    assert disable_fast_paths(model) == []
     assert model.use_nested_tensor
     assert all(layer.activation_relu_or_gelu for layer in model.layers)
 
@@ -121,8 +123,8 @@ def test_only_layers_with_replaced_linears_lose_the_fast_path():
     first = model.layers[0]
     mask = torch.ones(16, WIDTH, dtype=torch.bool)
     compact = gnn.Linear.from_dense(first.linear1, mask)
-    gnn.replace_module(model, first.linear1, compact)
-    assert gnn.disable_fast_paths(model) == ["layers.0"]
+    replace_module(model, first.linear1, compact)
+    assert disable_fast_paths(model) == ["layers.0"]
     assert not model.use_nested_tensor
     assert not first.activation_relu_or_gelu
     assert model.layers[1].activation_relu_or_gelu
@@ -155,7 +157,7 @@ def test_encoder_trains_and_evaluates_like_the_masked_oracle(padded, optimizer_c
             loss_of(trained).backward()
             optimizer.step()
     masks = masked_encoder(model)
-    assert len(gnn.disable_fast_paths(model)) == 2
+    assert len(disable_fast_paths(model)) == 2
     with torch.no_grad():
         for name, mask in masks.items():
             oracle.get_submodule(name).weight.mul_(mask)
@@ -189,6 +191,6 @@ def test_the_fast_path_would_have_read_past_the_mask():
             model.get_submodule(name).weight_parameter().add_(1.0 * ~mask)
         x = torch.randn(3, 5, WIDTH)
         wrong = model(x)
-        gnn.disable_fast_paths(model)
+        disable_fast_paths(model)
         right = model(x)
     assert not torch.allclose(wrong, right, atol=1e-3)

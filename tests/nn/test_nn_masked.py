@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+import gossamer
 import gossamer.nn as gnn
 from gossamer.errors import InputError, PatternError
+from gossamer.nn.surgery import replace_module
 from gossamer.patterns import Unstructured
 
 ANY = Unstructured()
@@ -218,8 +220,21 @@ def test_replace_module_keeps_shared_modules_shared():
     shared = nn.Linear(4, 4)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.ReLU())})
     masked = gnn.MaskedLinear.from_dense(shared, torch.ones(4, 4, dtype=torch.bool), ANY)
-    gnn.replace_module(model, shared, masked)
+    replace_module(model, shared, masked)
     assert model["a"] is masked
     assert model["b"][0] is masked
     with pytest.raises(InputError, match="Wrap it"):
-        gnn.replace_module(masked, masked, shared)
+        replace_module(masked, masked, shared)
+
+
+@pytest.mark.parametrize(
+    "gone", [lambda layer: setattr(layer, "weight", None), lambda layer: delattr(layer, "weight")]
+)
+@pytest.mark.parametrize(
+    "use", [gossamer.compact, gossamer.compile, lambda model: gossamer.save(model, "never")]
+)
+def test_a_weight_that_was_taken_away_is_named(gone, use):
+    model = nn.Sequential(linear()[0])
+    gone(model[0])
+    with pytest.raises(InputError, match="MaskedLinear: its weight is gone"):
+        use(model)

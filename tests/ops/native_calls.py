@@ -11,21 +11,12 @@ from gossamer.nn import Conv2d, Linear
 from gossamer.ops import Problem, kernel_list
 from gossamer.ops.conv import ConvSettings, PackedConv
 from gossamer.ops.conv.int8 import PackedInt8Conv
-from gossamer.ops.engines import (
-    ConvStep,
-    EncoderBlock,
-    NetPlan,
-    NetValue,
-    Norm,
-    PackedConvNet,
-    PackedEncoder,
-    PackedNeurons,
-    PoolStep,
-    Product,
-)
+from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.engines import decoder as dec
+from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
+from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder, Product
 from gossamer.ops.linear.few import pack_few
-from gossamer.ops.training import NativeMoment, absorb, adamw_step
+from gossamer.ops.training.optimizer_passes import NativeMoment, absorb, adamw_step
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 KERNELS = tuple(kernel_list("linear"))

@@ -6,8 +6,7 @@ import torch
 
 from gossamer.ops import _native
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.training import absorb
-from gossamer.ops.training.optimizer_passes import absorb_by_torch
+from gossamer.ops.training.optimizer_passes import absorb, absorb_by_torch
 
 SHAPES = [(0, 5), (1, 1), (3, 7), (2, 32), (5, 33), (70, 784), (3, 2049), (2, 40000)]
 

@@ -19,7 +19,7 @@ from transformers import (
 
 import gossamer
 from gossamer.errors import InputError, KernelError, TargetError
-from gossamer.ops.engines import PackedEncoder
+from gossamer.ops.engines.encoder import PackedEncoder
 from gossamer.ops.kernels import available_kernels
 from gossamer.running.encoder import NativeEncoder, find_encoders, pack_encoder, read_layers
 from gossamer.running.encoder.short_forward import short_forward

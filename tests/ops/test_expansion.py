@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
-from gossamer.ops.training import expand, fill, gather, gather_kept
+from gossamer.ops.training.expansion import expand, fill, gather, gather_kept
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

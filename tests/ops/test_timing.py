@@ -5,18 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.ops.timing import (
-    Duel,
-    Load,
-    LoadWatch,
-    contest,
-    duel,
-    fair_clock,
-    load,
-    racing,
-    spread_of,
-)
-from gossamer.ops.timing.load import Look
+from gossamer.ops.timing import Duel, contest, duel, fair_clock, load, racing, spread_of
+from gossamer.ops.timing.load import Load, LoadWatch, Look
 from gossamer.ops.timing.racing import run_contest
 
 # The tests' own machine is kept out of all others.

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import PatternError
-from gossamer.patterns import Block, Unstructured, kept_count
+from gossamer.patterns import Block, Unstructured
+from gossamer.patterns.selection import kept_count
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 6), (4, 0)])

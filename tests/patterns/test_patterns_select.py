@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.patterns import keep_largest
-from gossamer.patterns.select import summable
+from gossamer.patterns.selection import keep_largest, summable
 
 INF = float("inf")
 

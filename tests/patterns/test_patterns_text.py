@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import PatternError
-from gossamer.patterns import (
-    NM,
-    NMG,
-    PATTERNS,
-    VNM,
-    Block,
-    Unstructured,
-    parse_pattern,
-    read_builtin,
-)
+from gossamer.patterns import NM, NMG, VNM, Block, Unstructured, parse_pattern
+from gossamer.patterns.syntax import read_builtin
+from gossamer.patterns.text import PATTERNS
 
 CANONICAL = {
     "unstructured": Unstructured(),

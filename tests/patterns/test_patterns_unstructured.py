@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError, PatternError
-from gossamer.patterns import Unstructured, kept_count
+from gossamer.patterns import Unstructured
+from gossamer.patterns.selection import kept_count
 
 UNSTRUCTURED = Unstructured()
 

@@ -8,8 +8,9 @@ import pytest
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.planner import load_cluster, plan_page, plan_table, reasons
+from gossamer.planner import load_cluster
 from gossamer.planner.candidates import Evaluator, divisors, layouts
+from gossamer.planner.explaining import plan_page, plan_table, reasons
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, gpt_shape
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import STATES, find_state

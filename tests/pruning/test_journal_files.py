@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.pruning.calibration import DiskJournal
+from gossamer.pruning.calibration.journal import DiskJournal
 from gossamer.pruning.solvers import LayerSolution
 from gossamer.training.run_files import read_metrics
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError, RegistryError
-from gossamer.patterns import kept_count
+from gossamer.patterns.selection import kept_count
 from gossamer.pruning.budgets import BUDGETS, Budget, BudgetLayer
 
 UNIFORM, GLOBAL, ERK, HALF = (

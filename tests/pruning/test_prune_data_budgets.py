@@ -11,7 +11,8 @@ from oneshot_runs import prune_oneshot
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.patterns import NM, Block, Unstructured, kept_count
+from gossamer.patterns import NM, Block, Unstructured
+from gossamer.patterns.selection import kept_count
 from gossamer.pruning import plan_oneshot
 from gossamer.pruning.budgets import BUDGETS, BudgetLayer, budget_layers
 from gossamer.pruning.budgets.measures import (
@@ -21,7 +22,7 @@ from gossamer.pruning.budgets.measures import (
     outlier_part,
 )
 from gossamer.pruning.budgets.table import OWL_SPREAD, lower_hull
-from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.calibration.flow import as_batches
 from gossamer.pruning.methods import make_method
 from gossamer.pruning.targets import find_targets
 

@@ -8,17 +8,10 @@ from gossamer.errors import InputError
 from gossamer.nn import MaskedLinear
 from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, Unstructured
-from gossamer.pruning.calibration import (
-    CalibratedPruning,
-    DiskJournal,
-    Journal,
-    as_batches,
-    data_digest,
-    gram,
-    model_digest,
-    stops,
-)
-from gossamer.pruning.calibration.statistics import input_rows, moments
+from gossamer.pruning.calibration import CalibratedPruning, Journal
+from gossamer.pruning.calibration.flow import as_batches, stops
+from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
+from gossamer.pruning.calibration.statistics import gram, input_rows, moments
 from gossamer.pruning.methods import make_method
 from gossamer.pruning.targets import find_targets
 from gossamer.zoo import TinyEncoder

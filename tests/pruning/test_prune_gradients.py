@@ -12,17 +12,19 @@ from gossamer.errors import InputError, PatternError, RegistryError
 from gossamer.nn import MaskedLinear
 from gossamer.nn.batch import Batch
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
-from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.calibration.flow import as_batches
 from gossamer.pruning.gradients import (
     OBERT,
-    default_loss,
     make_gradient_method,
-    next_token_loss,
     prune_by_gradients,
     score_by_gradients,
 )
-from gossamer.pruning.gradients.losses import OutputDistance, RandomProbe, SampledLabels
-from gossamer.pruning.gradients.passes import in_samples
+from gossamer.pruning.gradients.losses import (
+    RandomProbe,
+    SampledLabels,
+    default_loss,
+    next_token_loss,
+)
 from gossamer.pruning.targets import find_targets
 
 METHODS = ("taylor", "fisher", "obert")
@@ -30,6 +32,12 @@ PATTERNS = (
     *(Unstructured(), NM(2, 4), NM(1, 8), VNM(4, 8), VNM(16, 6), VNM(3, 12)),
     *(NMG(2, 4, 2), Block(4, 4), Block(1, 4)),
 )
+
+
+def distance_to(model):
+    """A loss: the mean squared distance to the outputs that `model` gives now."""
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    return lambda net, batch: (batch.run(net) - batch.run(teacher)).square().mean()
 
 
 def classify(model, batch):
@@ -232,7 +240,9 @@ def test_the_update_of_obert_pays():
         x, y = batch.arguments
         return (model(x) - y).square().sum()
 
-    data = in_samples(as_batches([[inputs, wanted]], "test"))
+    data = as_batches(
+        [list(pair) for pair in zip(inputs.split(1), wanted.split(1), strict=True)], "test"
+    )
     assert len(data) == 256
     losses = {}
     for name, method in (("fisher", "fisher"), ("obert", OBERT(damping=0.01))):
@@ -369,7 +379,7 @@ def test_layers_without_gradients_are_refused(method):
     targets = targets_of(model)
     with pytest.raises(InputError, match=r"0: its gradient is zero.*distillation"):
         prune_by_gradients(
-            *(model, [Batch(batch.arguments[0]) for batch in small_data()], OutputDistance(model)),
+            *(model, [Batch(batch.arguments[0]) for batch in small_data()], distance_to(model)),
             *(targets, halves(targets), Unstructured(), method),
         )
 
@@ -470,26 +480,6 @@ def test_attention_convolutions_tied_and_empty_layers():
     assert not solutions["0"].mask_RK.any()
 
 
-def test_samples_are_batches_of_one():
-    model = small_model().eval()
-    targets = targets_of(model)
-    (whole,) = small_data(1, size=5)
-    single = [Batch((x[None], y[None])) for x, y in zip(*whole.arguments, strict=True)]
-    by_hand = score_by_gradients(model, single, classify, targets, "fisher")
-    cut = score_by_gradients(model, in_samples([whole]), classify, targets, "fisher")
-    for name, scores in by_hand.items():
-        torch.testing.assert_close(cut[name], scores, rtol=0, atol=0)
-    keep = torch.tensor([[True, False], [True, True]])
-    mapping = {"input_ids": torch.tensor([[1, 2], [3, 4]]), "scale": torch.ones(1), "use": True}
-    first, second = in_samples([Batch(mapping, keep)])
-    assert first.arguments["input_ids"].tolist() == [[1, 2]]
-    assert first.keep.tolist() == [[True, False]]
-    assert second.arguments["scale"].tolist() == [1.0]
-    assert second.arguments["use"] is True
-    with pytest.raises(InputError, match="no tensor that could be cut"):
-        in_samples([Batch({"use": True})])
-
-
 class Language(nn.Module):
     """Token numbers to logits; looks back over all tokens, or at all of them."""
 
@@ -588,7 +578,7 @@ def test_squares_of_random_losses_are_the_curvature():
 def test_distillation_has_a_gradient_once_the_model_has_moved():
     model = small_model()
     data = [Batch(batch.arguments[0]) for batch in small_data()]
-    loss = OutputDistance(model)
+    loss = distance_to(model)
     prune_oneshot(model, sparsity=0.5, targets=["0"])
     targets = targets_of(model)
     prune_by_gradients(model, data, loss, targets, [100, 144], Unstructured(), "fisher")

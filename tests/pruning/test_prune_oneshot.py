@@ -11,6 +11,7 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import GossamerError, InputError, PatternError, RegistryError, TargetError
+from gossamer.nn.layers import MaskedOutProj
 from gossamer.patterns import parse_pattern
 from gossamer.pruning import Scorer, register_scorer
 from gossamer.pruning.methods import SCORERS, random_scorer
@@ -220,7 +221,7 @@ def test_attention_output_and_encoder_fast_path():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 1)
     prune_oneshot(model, sparsity=0.5)
-    assert isinstance(model.layers[0].self_attn.out_proj, gnn.MaskedOutProj)
+    assert isinstance(model.layers[0].self_attn.out_proj, MaskedOutProj)
     assert type(model.layers[0].linear1) is gnn.MaskedLinear
     assert not model.layers[0].activation_relu_or_gelu
     assert not model.use_nested_tensor

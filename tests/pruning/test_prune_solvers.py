@@ -5,9 +5,10 @@ import torch
 
 from gossamer.errors import InputError, PatternError
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
-from gossamer.pruning.solvers import ADMM, ExactOBS, LayerProblem, SparseGPT, damped, refit
+from gossamer.pruning.solvers import LayerProblem, damped, refit
 from gossamer.pruning.solvers.problem import output_square
-from gossamer.pruning.solvers.sparsegpt import WeightLevels
+from gossamer.pruning.solvers.reconstruction import ADMM, ExactOBS
+from gossamer.pruning.solvers.sparsegpt import SparseGPT, WeightLevels
 
 PATTERNS = (
     Unstructured(),

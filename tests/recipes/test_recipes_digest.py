@@ -6,14 +6,8 @@ import json
 
 import pytest
 
-from gossamer.recipes import (
-    builtin_names,
-    content_differences,
-    load_recipe,
-    recipe_content,
-    recipe_digest,
-)
-from gossamer.recipes.digest import differences
+from gossamer.recipes import builtin_names, load_recipe
+from gossamer.recipes.digest import content_differences, differences, recipe_content, recipe_digest
 from gossamer.recipes.loader import parse_recipe
 
 PLAIN = b"gossamer: 1\nstages: [{prune: {method: wanda, sparsity: 0.5}}]\n"

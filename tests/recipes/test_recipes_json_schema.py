@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from gossamer.recipes import builtin_names, builtin_text, json_schema, parse_yaml
+from gossamer.recipes import builtin_names, builtin_text, json_schema
 from gossamer.recipes.stages import Prune
+from gossamer.recipes.yaml_lines import parse_yaml
 
 TYPES = {
     "object": dict,

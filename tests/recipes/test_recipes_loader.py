@@ -9,10 +9,12 @@ from pydantic import ValidationError
 import gossamer
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
-from gossamer.patterns import PATTERNS, Unstructured
-from gossamer.recipes import Calibration, Recipe, Stage, builtin_names, builtin_text, load_recipe
+from gossamer.patterns import Unstructured
+from gossamer.patterns.text import PATTERNS
+from gossamer.recipes import Calibration, Recipe, builtin_names, builtin_text, load_recipe
 from gossamer.recipes.faults import MAX_FAULTS_SHOWN
 from gossamer.recipes.loader import parse_recipe
+from gossamer.recipes.schema import Stage
 from gossamer.recipes.stages import Prune, Structured
 
 HEAD = "gossamer: 1\nstages:\n  - "

@@ -4,8 +4,9 @@
 import pytest
 
 from gossamer.errors import RecipeError
-from gossamer.recipes import load_recipe, parse_yaml
+from gossamer.recipes import load_recipe
 from gossamer.recipes.overrides import apply_overrides
+from gossamer.recipes.yaml_lines import parse_yaml
 
 
 def test_a_variable_and_fields_are_set():

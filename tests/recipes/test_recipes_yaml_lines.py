@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import RecipeError
-from gossamer.recipes import MAX_BYTES, parse_yaml
-from gossamer.recipes.yaml_lines import MAX_DEPTH, MAX_VALUES, parse_value, read_scalar
+from gossamer.recipes.yaml_lines import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_VALUES,
+    parse_value,
+    parse_yaml,
+    read_scalar,
+)
 
 
 def refused(raw):

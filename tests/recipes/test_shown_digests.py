@@ -11,8 +11,8 @@ import torch
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files.tensors import header_bytes, read_header, read_tensors, write_tensors
-from gossamer.pruning.calibration import check_same_run
-from gossamer.recipes import content_differences
+from gossamer.pruning.calibration.journal import check_same_run
+from gossamer.recipes.digest import content_differences
 
 ONE, OTHER = (hashlib.sha256(text).hexdigest() for text in (b"one", b"other"))
 LONG = re.compile(r"[0-9a-f]{20}")

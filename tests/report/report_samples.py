@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages to render in tests."""
 
-from gossamer.report import Comparison, Figure, LayerRow, Page, Report, TextTable
+from gossamer.report import Comparison, Figure, LayerRow, Page, Report
 from gossamer.report.charts import Curve
+from gossamer.report.page import TextTable
 from gossamer.running.layers import Row
 
 HOSTILE = "<script>alert('x')</script>\"&{{7*7}}{% raw %}<img src=http://evil.example/x>"

@@ -9,8 +9,8 @@ import pytest
 from report_samples import HOSTILE, comparison, report
 
 from gossamer.errors import InputError
-from gossamer.report import Card, Comparison, Figure, describe_machine, render_card
-from gossamer.report.card import escape
+from gossamer.report import Comparison, Figure, describe_machine
+from gossamer.report.card import Card, escape, render_card
 from gossamer.report.page import tiles
 
 GOLDEN = """\

@@ -8,7 +8,7 @@ import pytest
 from gossamer.errors import ArtifactError
 from gossamer.ops.timing import Race
 from gossamer.running.choice import CostKey, CostTable
-from gossamer.running.text.chat_template import ChatTemplate
+from gossamer.running.text.chat import ChatTemplate
 
 CONFIG = "tokenizer_config.json"
 

@@ -10,7 +10,8 @@ import torch.multiprocessing as mp
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import Kernel
-from gossamer.ops.timing import Duel, Load, Race, duel, race
+from gossamer.ops.timing import Duel, Race, duel, race
+from gossamer.ops.timing.load import Load
 from gossamer.running.choice import Chooser, Contenders, CostKey, CostTable
 
 

@@ -7,7 +7,8 @@ from torch import nn
 import gossamer
 from gossamer.errors import DenseFallback, InputError
 from gossamer.nn import Linear
-from gossamer.ops import fallbacks, kernel_list
+from gossamer.ops import kernel_list
+from gossamer.ops.fallback import fallbacks
 from gossamer.ops.timing import Race
 from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers import compile, explain

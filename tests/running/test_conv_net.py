@@ -12,7 +12,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError, KernelError
 from gossamer.ops.conv import ConvSettings
-from gossamer.ops.engines import PackedConvNet
+from gossamer.ops.engines.conv_net import PackedConvNet
 from gossamer.ops.kernels import available_kernels
 from gossamer.running.conv_net import NetForward
 from gossamer.running.conv_net.network import net_forward
@@ -257,7 +257,7 @@ def test_wrong_images_are_refused():
     ConvSettings(1, 1, (3, 3), (2, 2)),
 ], ids=str)  # fmt: skip
 def test_convolutions_that_are_no_shifts(settings):
-    from gossamer.ops.engines import positions_of
+    from gossamer.ops.conv import positions_of
 
     with pytest.raises(KernelError, match="conv net"):
         positions_of(settings, (9, 9))

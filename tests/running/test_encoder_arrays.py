@@ -9,7 +9,7 @@ from encoder_models import FAMILIES, tiny_encoder
 import gossamer
 from gossamer.errors import TargetError
 from gossamer.running.bench import dense_copy, model_run
-from gossamer.running.encoder import encoder_arrays, find_base
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.zoo import MLP
 
 TOKENS = 7

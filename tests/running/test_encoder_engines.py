@@ -12,7 +12,7 @@ from gossamer import settings
 from gossamer.ops.kernels import available_kernels
 from gossamer.running.bench import EncoderTime, RaceEntry, model_run, race_encoders
 from gossamer.running.bench.encoder import relative_error
-from gossamer.running.encoder import encoder_arrays, find_base
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import (
     PRECISIONS,
     EncoderEngine,

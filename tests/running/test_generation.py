@@ -13,7 +13,7 @@ from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, read_beside
 from gossamer.running.decoder import DecoderEngine, GenerationOptions, Sampling, make_generator
 from gossamer.running.text import TextPieces
-from gossamer.running.text.chat_template import ChatTemplate, end_tokens
+from gossamer.running.text.chat import ChatTemplate, end_tokens
 
 PROMPT = [5, 9, 40, 7]
 

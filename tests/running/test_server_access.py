@@ -14,8 +14,8 @@ from http_client import call, metric, open_raw, raw_request
 from gossamer.errors import InputError
 from gossamer.io import load, read_beside
 from gossamer.running.server import Access, Limits, build_app, make_service, running_server
-from gossamer.running.text.chat_template import ChatTemplate
-from gossamer.running.text.template_process import TemplateProcess
+from gossamer.running.text.chat import ChatTemplate
+from gossamer.running.text.chat.template_process import TemplateProcess
 
 NAME = "org/writer"
 KEY = "sk-1234567890"

@@ -20,9 +20,9 @@ from tokenizers import (
 
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer import make_tokenizer
-from gossamer.running.text.chat_template import ChatTemplate, prompt_ids
+from gossamer.running.text.chat import ChatTemplate, prompt_ids
+from gossamer.running.text.chat.template_process import TemplateProcess
 from gossamer.running.text.special_tokens import SpecialTokens
-from gossamer.running.text.template_process import TemplateProcess
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"

@@ -16,9 +16,8 @@ from http_client import wait_for
 from transformers.utils import chat_template_utils
 
 from gossamer.errors import InputError
-from gossamer.running.text import TemplateTooSlow
-from gossamer.running.text.chat_template import ChatTemplate
-from gossamer.running.text.template_process import MEMORY_BYTES, TemplateProcess
+from gossamer.running.text.chat import ChatTemplate, TemplateTooSlow
+from gossamer.running.text.chat.template_process import MEMORY_BYTES, TemplateProcess
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -183,7 +182,7 @@ def test_it_ends_when_nobody_needs_it_any_more():
 
 
 SCRIPT = """
-from gossamer.running.text.template_process import TemplateProcess
+from gossamer.running.text.chat.template_process import TemplateProcess
 import sys, os, threading
 process = TemplateProcess(seconds=float(sys.argv[2]))
 process.render("x", [[]], {})

@@ -20,7 +20,7 @@ from transformers import (
 
 import gossamer
 from gossamer.errors import DenseFallback, InputError, WeightIsPacked
-from gossamer.nn import CompactWeight
+from gossamer.nn.layers import CompactWeight
 from gossamer.running.layers import compile, explain
 from gossamer.running.layers.compiler import READ_BY_MODEL
 from gossamer.running.packed import PackedConv2d, PackedLinear

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.runs import Quality
+from gossamer.runs.calibration import Quality
 
 
 def quality(whole: float | None, lower: bool = False) -> Quality:

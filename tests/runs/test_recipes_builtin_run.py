@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from gossamer import sparsify
-from gossamer.nn import MaskedWeight
-from gossamer.pruning.calibration import DiskJournal
-from gossamer.recipes import Recipe, Stage, builtin_names, load_recipe
+from gossamer.nn.layers import MaskedWeight
+from gossamer.pruning.calibration.journal import DiskJournal
+from gossamer.recipes import Recipe, builtin_names, load_recipe
+from gossamer.recipes.schema import Stage
 from gossamer.recipes.stages import Prune
 from gossamer.runs import execute
 from gossamer.runs.stages import StageInput
@@ -121,7 +122,7 @@ def test_rounds_reach_the_same_budget():
     ("count", "part", "held"), [(3, 0.25, 0), (8, 0.25, 2), (5, 0.5, 2), (8, 0, 0)]
 )
 def test_held_out_batches_are_spread_and_disjoint(count, part, held):
-    from gossamer.pruning.calibration import as_batches
+    from gossamer.pruning.calibration.flow import as_batches
     from gossamer.runs.stages.structured import hold_out
 
     batches = as_batches([torch.zeros(1, i + 1) for i in range(count)], "test")

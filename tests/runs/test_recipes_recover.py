@@ -10,18 +10,19 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer import sparsify
-from gossamer.data import draw
 from gossamer.data.files import Pair
+from gossamer.data.token_ids import draw
 from gossamer.errors import InputError, RecipeError, TargetError
 from gossamer.nn import Linear, MaskedLinear
 from gossamer.nn.batch import Batch
 from gossamer.recipes import make_recipe
 from gossamer.recipes.stages import Recover
 from gossamer.runs import execute
-from gossamer.runs.stages import StageInput, samples_of_batches
+from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.recover_data import (
     SortedBatches,
+    samples_of_batches,
     samples_of_pairs,
     samples_of_texts,
     samples_of_windows,

@@ -9,7 +9,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 import gossamer
 from gossamer import sparsify
 from gossamer.errors import RecipeError, TargetError
-from gossamer.recipes import Recipe, Stage, builtin_names, load_recipe
+from gossamer.recipes import Recipe, builtin_names, load_recipe
+from gossamer.recipes.schema import Stage
 from gossamer.recipes.stages import Relufy
 from gossamer.training.recovery import measure_activation_sparsity
 

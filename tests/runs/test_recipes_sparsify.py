@@ -10,7 +10,8 @@ import gossamer.nn as gnn
 from gossamer.errors import InputError, RecipeError
 from gossamer.formats import encode
 from gossamer.nn.surgery.compaction import compact
-from gossamer.recipes import Recipe, Stage, builtin_text, load_recipe
+from gossamer.recipes import Recipe, builtin_text, load_recipe
+from gossamer.recipes.schema import Stage
 from gossamer.recipes.stages import Prune
 from gossamer.report import LayerRow, Report, format_bytes
 from gossamer.runs import sparsify

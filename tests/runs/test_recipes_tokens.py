@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 import gossamer
 from gossamer import sparsify
 from gossamer.errors import RecipeError, TargetError
-from gossamer.nn import MaskedWeight
+from gossamer.nn.layers import MaskedWeight
 from gossamer.nn.tokens import token_encoder
 from gossamer.recipes import builtin_names, load_recipe
 from gossamer.running.encoder import run_packed

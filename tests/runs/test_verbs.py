@@ -13,9 +13,12 @@ from safetensors.torch import save_file
 
 import gossamer
 from gossamer.cli.main import main
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, InputError
 from gossamer.ops.timing import Duel
+from gossamer.pruning.calibration.journal import DiskJournal
 from gossamer.recipes import load_recipe
+from gossamer.runs.sources import Source
+from gossamer.runs.stages import StageInput
 from gossamer.zoo import MLP
 
 TRAIN = """
@@ -251,7 +254,9 @@ def test_no_submodule_takes_the_place_of_a_verb():
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     verbs = [
-        name for name in gossamer.__all__ if name not in ("errors", "nn", "register", "testing")
+        name
+        for name in gossamer.__all__
+        if name not in ("errors", "graph", "nn", "register", "testing")
     ]
     for name in verbs:
         assert callable(getattr(gossamer, name)), name
@@ -272,3 +277,61 @@ def test_under_torchrun_only_the_leading_rank_gets_a_result():
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert gossamer.load("grid")(torch.randn(2, 144)).ndim == 2
+
+
+def test_prune_without_times_saves_the_model_alone(encoder, tmp_path):
+    source = Source(gossamer.load(encoder), "mine", None, {"tokenizer.json": b"{}"})
+    report = gossamer.prune(source, sparsity=0.5, out=tmp_path / "alone", timed=False)
+    assert report.ms_dense is None
+    assert report.sparsity == pytest.approx(0.5)
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert "tokenizer.json" in names
+    assert "report.json" not in names
+    gossamer.prune(encoder, sparsity=0.5, out=tmp_path / "timed")
+    assert "report.json" in {path.name for path in (tmp_path / "timed").iterdir()}
+    one, two = (
+        next((tmp_path / name).glob("*.safetensors")).read_bytes() for name in ("alone", "timed")
+    )
+    assert one == two
+
+
+def test_prune_with_a_run_of_the_callers(encoder, tmp_path):
+    """Its journal, its progress, its end."""
+
+    class Enough(Exception):
+        pass
+
+    seen = []
+
+    def progress(done):
+        seen.append(done.index)
+        if len(seen) == 2:
+            raise Enough
+
+    recipe = load_recipe("sparsegpt-50", ["stages[0].prune.targets=Linear"])
+    batches = [
+        torch.randint(100, (2, 8), generator=torch.Generator().manual_seed(i)) for i in (0, 1)
+    ]
+    folder, out = tmp_path / "journal", tmp_path / "out"
+
+    def given(**more):
+        return StageInput(journal=DiskJournal(folder, {"run": "mine"}), **more)
+
+    settings = {"data": batches, "out": out, "timed": False}
+    with pytest.raises(Enough):
+        gossamer.prune(encoder, recipe, given=given(progress=progress), **settings)
+    assert folder.exists()
+    assert not out.exists()
+    assert not out.with_name("out.journal").exists()
+    gossamer.prune(encoder, recipe, given=given(), **settings)
+    gossamer.prune(encoder, recipe, **settings | {"out": tmp_path / "at-once"})
+    one, two = (
+        next(path.glob("*.safetensors")).read_bytes() for path in (out, tmp_path / "at-once")
+    )
+    assert one == two
+
+
+@pytest.mark.parametrize("more", [{"resume": True}, {"teacher": MLP((4, 4))}], ids=str)
+def test_a_run_of_the_callers_says_itself_where_it_goes_on(encoder, tmp_path, more):
+    with pytest.raises(InputError, match="given: says itself"):
+        gossamer.prune(encoder, sparsity=0.5, out=tmp_path / "out", given=StageInput(), **more)

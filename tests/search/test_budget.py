@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.search import Point, SearchLimits, ShrinkResult, Trial, verdict
+from gossamer.search import Point, SearchLimits, ShrinkResult, Trial
 from gossamer.search.budget import NEVER, Deadline, OutOfTime, Stopped, TimeBudget
 from gossamer.search.candidates import Candidate, dense
+from gossamer.search.page import verdict
 from gossamer.search.shrinking import pursue
 
 MEASURING = 2.0

@@ -4,7 +4,7 @@
 import pytest
 from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
-from gossamer.recipes import recipe_digest
+from gossamer.recipes.digest import recipe_digest
 from gossamer.runs import executor
 from gossamer.search import Mask, trial
 from gossamer.search.candidates import one_shot, slim
@@ -41,3 +41,4 @@ def test_a_candidate_is_compiled_and_timed_once(kind, tmp_path, monkeypatch):
     assert len(done.points) == len(candidate.precisions)
     assert calls == ["compiled", "timed"] * len(candidate.precisions)
     assert keys[0]["recipe"] == recipe_digest(candidate.recipe)
+    assert not list((tmp_path / "shop" / candidate.name).glob("report*"))

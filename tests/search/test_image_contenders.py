@@ -17,8 +17,8 @@ from gossamer.running.rivals import (
     engines,
     export_network,
 )
-from gossamer.search import EngineContenders, Point, contenders, engine_points
-from gossamer.search.contenders import counted_bytes
+from gossamer.search import Point, contenders
+from gossamer.search.contenders import EngineContenders, counted_bytes, engine_points
 from gossamer.search.workloads.images import image_workload
 
 # The reference evaluator of the onnx package computes what an engine would.

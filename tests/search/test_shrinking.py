@@ -10,20 +10,13 @@ from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
 import gossamer
 from gossamer.errors import ArtifactError, InputError
-from gossamer.ops.timing import Duel, Load
-from gossamer.search import (
-    Mask,
-    SearchLimits,
-    forecast,
-    rows_of,
-    rungs,
-    search_page,
-    trial,
-    verdict,
-)
+from gossamer.ops.timing import Duel
+from gossamer.ops.timing.load import Load
+from gossamer.search import Mask, SearchLimits, forecast, rungs, trial
 from gossamer.search.budget import NEVER, Deadline, OutOfTime
 from gossamer.search.candidates import MASKS, fewer_tokens, one_shot, recovered, slim
 from gossamer.search.forecast import MaskForecast, worth_trying
+from gossamer.search.page import rows_of, search_page, verdict
 from gossamer.search.workloads import load_workload
 
 TWO = (Mask("unstructured", 0.5), Mask("unstructured", 0.9))

@@ -10,9 +10,10 @@ import torch
 from search_tools import make_quick, random_lines, tiny_encoder, tiny_tokenizer
 
 import gossamer
-from gossamer.search import Mask, Point, SearchLimits, rungs, verdict
+from gossamer.search import Mask, Point, SearchLimits, rungs
 from gossamer.search.candidates import trained_dense
 from gossamer.search.front import best, trained_beside
+from gossamer.search.page import verdict
 
 NINETY = (Mask("unstructured", 0.9),)
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.io.artifact import CARD_FILE
-from gossamer.runs import Quality
+from gossamer.io.artifact.beside import CARD_FILE
+from gossamer.runs.calibration import Quality
 from gossamer.search import Mask
 from gossamer.search.workloads import load_workload
 from gossamer.search.workloads.workload import split_data, typical_ids

@@ -14,7 +14,7 @@ from hostile_files import BOMBS, CASES, HEADERS, MANIFESTS, make_good
 
 from gossamer.errors import ArtifactError, GossamerError, ResourceError
 from gossamer.io import load
-from gossamer.io.safe_files import available_bytes
+from gossamer.io.safe_files.checks import available_bytes
 
 SLOW_TO_WRITE = {"many-values", "many-escapes", "large"}
 

@@ -15,7 +15,8 @@ from torch import nn
 
 import gossamer.io
 from gossamer.errors import ArtifactError, GossamerError, InputError
-from gossamer.io import load, load_pretrained, read_dense_checkpoint, save
+from gossamer.io import load, load_pretrained, save
+from gossamer.io.pruners import read_dense_checkpoint
 
 
 class Bomb:

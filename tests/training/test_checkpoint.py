@@ -18,9 +18,8 @@ from gossamer.training.checkpoint import (
     CheckpointWriter,
     Snapshot,
     read_checkpoint,
-    seed_all,
 )
-from gossamer.training.checkpoint.random_state import capture_random, restore_random
+from gossamer.training.checkpoint.random_state import capture_random, restore_random, seed_all
 from gossamer.training.checkpoint.state_tree import decode, encode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.int16, torch.bool)

@@ -14,11 +14,12 @@ import gossamer
 from gossamer import sparsify
 from gossamer.data import RepeatedBatches, ShuffledBatches, generator_of
 from gossamer.errors import ArtifactError, InputError, RecipeError, ResourceError
-from gossamer.nn import CompactWeight, Linear, MaskedLinear
+from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.layers import CompactWeight
 from gossamer.training.checkpoint import CheckpointStore, CheckpointWriter, Snapshot
-from gossamer.training.loop import LearningRate, Loop, LoopSettings, Surroundings, TrainingStopped
-from gossamer.training.loop.endings import TrainingDiverged
-from gossamer.training.loop.recompute import recomputing
+from gossamer.training.loop import LearningRate, Loop, LoopSettings, Surroundings
+from gossamer.training.loop.endings import TrainingDiverged, TrainingStopped
+from gossamer.training.loop.processes.recompute import recomputing
 from gossamer.training.run_files import MetricsFile, read_metrics
 from gossamer.zoo import TinyEncoder
 

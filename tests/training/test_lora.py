@@ -8,12 +8,8 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
-from gossamer.training.recovery.lora import (
-    LoRALinear,
-    add_adapters,
-    merge_adapters,
-    register_with_peft,
-)
+from gossamer.training.recovery import add_adapters, merge_adapters
+from gossamer.training.recovery.lora import LoRALinear, register_with_peft
 from gossamer.zoo import TinyEncoder
 
 

@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.training.memory import VARIANTS, measure, moment_bytes, state_cost
+from gossamer.training.memory import measure
+from gossamer.training.memory.formulas import VARIANTS, moment_bytes, state_cost
 from gossamer.training.optim import LAMB, LARS, SGD, AdamW, halves
 from gossamer.zoo import GPT
 

@@ -79,7 +79,7 @@ def test_recorded_arguments_rebuild_the_model(model):
         (lambda: TinyEncoder(10, 2, width=10, num_heads=3), "divisible"),
         (lambda: TinyEncoder(10, 2, num_layers=10**6), "num_layers"),
         (lambda: TinyEncoder(10, 2)(torch.zeros(1, 129, dtype=torch.int64)), "128 tokens"),
-        (lambda: cluster_problem(generator(), num_classes=0), "num_classes"),
+        (lambda: cluster_problem(generator(), num_test=0), "num_test"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(build, text):

@@ -7,6 +7,7 @@
 
 #include "gossamer/cpu.hpp"
 #include "gossamer/encoder.hpp"
+#include "gossamer/int8_layout.hpp"
 #include "gossamer/packed_weight.hpp"
 
 namespace gossamer {
@@ -35,15 +36,9 @@ struct PanelLinear {
                         const void* scratch) const = 0;
 };
 
-struct LinearPrecision {
-  bool int8;
-  int activation_bits;     // 7 or 8; 0: what the instruction set does best
-  float activation_scale;  // 0: one per token
-};
-
-// `bias` may be null. May throw std::bad_alloc.
+// `int8` is null for fp32, and `bias` may be. May throw std::bad_alloc.
 std::unique_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
-                                               const LinearPrecision& precision);
+                                               const Int8Options* int8);
 
 struct NormWeights {
   std::vector<float> gain, shift;

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from click import Choice, argument, option
 
-from gossamer.cli.shell import PATH, Output, gossamer_command, table
+from gossamer.cli.options import PATH
+from gossamer.cli.shell import Output, gossamer_command, table
 
 COMPRESSED = "compressed-tensors"
 _EXAMPLES = """
@@ -36,12 +37,14 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     (demo:minilm, demo:smollm2). Masks of compressed-tensors and torch.nn.utils.prune are taken as
     they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """
-    from gossamer.cli.models import check_source, is_bare, load_source, read_bare, source_path
-    from gossamer.io import read_beside, save, save_compressed_tensors
-    from gossamer.io.artifact import check_destination
+    from gossamer.cli.bare_checkpoint import is_bare, read_bare
+    from gossamer.cli.models import check_source, load_source, source_path
+    from gossamer.io import read_beside, save
+    from gossamer.io.artifact import save_compressed_tensors
+    from gossamer.io.artifact.destination import check_destination
     from gossamer.nn.layer_kinds import sparse_layers
     from gossamer.report import format_bytes
-    from gossamer.runs import directory_bytes, tensor_bytes
+    from gossamer.runs.sources import directory_bytes, tensor_bytes
 
     check_destination(target)
     check_source(source, bare=True)

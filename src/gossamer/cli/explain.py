@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import Choice, argument, option
 
-from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
+from gossamer.cli.options import POSITIVE
+from gossamer.cli.shell import Output, gossamer_command, table
 from gossamer.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def explain(
     if html is not None and not profile:
         raise InputError("--html: is the page of a profile; give --profile, too.")
     from gossamer.cli.models import load_source
-    from gossamer.io.artifact import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.nn.prunable import left_lines
-    from gossamer.ops import fallbacks
+    from gossamer.ops.fallback import fallbacks
     from gossamer.report import describe_machine
     from gossamer.running.layers import compile as compile_model
     from gossamer.running.layers import explain as explain_model
@@ -103,7 +104,7 @@ def explain(
                 *(row.name, "x".join(map(str, row.shape)) or "-", f"{1 - row.density:.1%}"),
                 *(row.pattern, row.kernel, "-" if row.tokens is None else str(row.tokens)),
                 *("-" if us is None else f"{us:.0f}" for us in (row.dense_us, row.sparse_us)),
-                row.why,
+                row.reason,
             )
             for row in rows
         ),

@@ -10,6 +10,12 @@ import click
 import gossamer
 from gossamer.cli.shell import CommandGroup, tell_failure
 
+__all__ = [
+    "COMMANDS",
+    "cli",
+    "main",
+]
+
 # Modules are imported when their command is looked up; none of them imports torch at its top.
 COMMANDS = (
     "quickstart",

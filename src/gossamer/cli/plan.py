@@ -6,8 +6,9 @@ from typing import Any
 
 from click import Choice, UsageError, argument, option
 
-from gossamer.cli.shell import PATH, POSITIVE, SPARSITY, Output, Verbatim, gossamer_command, table
-from gossamer.planner import SCHEDULES
+from gossamer.cli.options import PATH, POSITIVE, SPARSITY
+from gossamer.cli.shell import Output, Verbatim, gossamer_command, table
+from gossamer.planner.pipeline import SCHEDULES
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
@@ -84,9 +85,9 @@ def plan(
         raise UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE, or --staged SIZE.")
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
-    from gossamer.io.artifact import check_file_destination
-    from gossamer.planner import FORECAST, plan_page, plan_table, reasons
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.planner import plan as make_plan
+    from gossamer.planner.explaining import FORECAST, plan_page, plan_table, reasons
 
     if target is not None:
         check_file_destination(target)
@@ -103,7 +104,7 @@ def plan(
 
 
 def _staged(out: Output, sizes: tuple[str, ...]) -> None:
-    from gossamer.planner import FORECAST
+    from gossamer.planner.explaining import FORECAST
     from gossamer.planner.staged import kaplan_forecasts
 
     rows, document = [], []
@@ -151,7 +152,7 @@ def _calibrate(out: Output, target: Path) -> None:
 
     if target.exists():
         raise InputError(f"{target}: exists already and is not overwritten. Name another file.")
-    from gossamer.io.artifact import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
 
     check_file_destination(target, makes_parents=False)
     from gossamer.planner import calibrate, cluster_text

@@ -8,17 +8,8 @@ from typing import Any
 from click import Choice, argument, get_current_context, option
 from click.core import ParameterSource
 
-from gossamer.cli.shell import (
-    PATH,
-    POSITIVE,
-    SPARSITY,
-    Output,
-    artifact_option,
-    comparison_table,
-    gossamer_command,
-    resume_command,
-    table,
-)
+from gossamer.cli.options import PATH, POSITIVE, SPARSITY, artifact_option
+from gossamer.cli.shell import Output, comparison_table, gossamer_command, resume_command, table
 from gossamer.method_table import methods_that_need
 
 _EXAMPLES = """

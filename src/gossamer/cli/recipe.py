@@ -6,7 +6,8 @@ from pathlib import Path
 
 from click import argument, option
 
-from gossamer.cli.shell import PATH, CommandGroup, Output, Verbatim, gossamer_command, table
+from gossamer.cli.options import PATH
+from gossamer.cli.shell import CommandGroup, Output, Verbatim, gossamer_command, table
 from gossamer.errors import RecipeError
 
 _LIST = """
@@ -97,7 +98,8 @@ def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) ->
 
     Exit code 0 if all are valid, 2 otherwise.
     """
-    from gossamer.recipes import RecipeFaults, load_recipe
+    from gossamer.recipes import load_recipe
+    from gossamer.recipes.faults import RecipeFaults
 
     text, rows = "", []
     for file in files:

@@ -8,7 +8,8 @@ from typing import Any
 import click
 from click import argument, option
 
-from gossamer.cli.shell import Fraction, Output, artifact_option, gossamer_command, table
+from gossamer.cli.options import Fraction, artifact_option
+from gossamer.cli.shell import Output, gossamer_command, table
 
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
@@ -103,7 +104,8 @@ def shrink(
     OUT is then the nearest model.
     """
     from gossamer.cli.shrinking import run_shrink
-    from gossamer.search import HEAD, SearchLimits, notes_of, rows_of, verdict
+    from gossamer.search import SearchLimits
+    from gossamer.search.page import HEAD, notes_of, rows_of, verdict
 
     limits = SearchLimits(max_loss, max_latency, None if max_bytes is None else int(max_bytes))
     result = run_shrink(out, limits, **asked)

@@ -6,27 +6,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.models import check_source, find_function, is_function, load_source
+from gossamer.cli.models import check_source, load_source, source_path
 from gossamer.cli.shell import Output
+from gossamer.cli.user_functions import find_function, is_function
+from gossamer.data.clicks import FEATURES_FILE, Features, read_features
 from gossamer.data.files import Texts, check_scores
 from gossamer.errors import InputError
-from gossamer.io.artifact import check_destination
+from gossamer.io import read_beside
+from gossamer.io.artifact.destination import check_destination
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.report import write_html
-from gossamer.runs import Source
-from gossamer.search import (
-    EngineContenders,
-    Point,
-    SearchLimits,
-    ShrinkResult,
-    Trial,
-    dense_point,
-    engine_points,
-    search_page,
-    shrink,
-)
+from gossamer.runs.sources import Source
+from gossamer.search import Point, SearchLimits, ShrinkResult, Trial, shrink
+from gossamer.search.contenders import EngineContenders, dense_point, engine_points
+from gossamer.search.page import search_page
 from gossamer.search.workloads import Workload, check_parts, load_workload, read_part
 
+# Of a click log: more of them change no decision, and are held in memory.
+_MOST_ROWS = 200_000
 _DATA = "one without arguments that returns a list of batches"
 _METRIC = "one that takes a model and a part of the data and returns a number"
 
@@ -53,8 +50,15 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
     quality = find_function(metric, "--metric", _METRIC) if metric else None
     with out.stage("reading data"):
         given = {"--data": data, "--valid-data": valid_data, "--test-data": test_data}
-        parts = [None if text is None else _data(text, option) for option, text in given.items()]
+        features = _features(model)
+        parts = [
+            None if text is None else _data(text, option, features)
+            for option, text in given.items()
+        ]
         check_parts(*parts)
+        for option, part in zip(given, parts, strict=True):
+            if features is not None and part is not None and len(part) == _MOST_ROWS:
+                out.note(f"{option}: the first {_MOST_ROWS:,} rows are read, no more.")
     with out.stage("loading"):
         # It looks for masks itself: zeros that are there are weights like the others.
         source = load_source(model, detect_masks=False)
@@ -101,10 +105,19 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
     return result
 
 
-def _data(text: str, option: str) -> Any:
+def _features(model: str) -> Features | None:
+    """What a model of click logs reads its rows with; None for other models."""
+    beside = read_beside(source_path(model)) if source_path(model).exists() else {}
+    found = beside.get(FEATURES_FILE)
+    return None if found is None else read_features(found, model)
+
+
+def _data(text: str, option: str, features: Features | None) -> Any:
     if is_function(text) and not Path(text).exists():
         return find_function(text, option, _DATA)()
     try:
+        if features is not None:
+            return features.read_labelled(Path(text), _MOST_ROWS)
         found = read_part(Path(text))
         if isinstance(found, Texts):
             check_scores(found)

@@ -7,13 +7,8 @@ from typing import Any
 
 from click import argument, option
 
-from gossamer.cli.shell import (
-    Output,
-    artifact_option,
-    gossamer_command,
-    resume_command,
-    table,
-)
+from gossamer.cli.options import artifact_option
+from gossamer.cli.shell import Output, gossamer_command, resume_command, table
 
 _EXAMPLES = """
 gossamer train train-gradual --data zoo:images -o trained/

@@ -16,6 +16,15 @@ from gossamer.data.files import Texts
 from gossamer.errors import InputError, ResourceError
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, GuardedTokenizer, make_tokenizer
 
+__all__ = [
+    "draw",
+    "make_vocabulary",
+    "padded",
+    "padded_batches",
+    "sentences",
+    "windows",
+]
+
 NUM_BYTES = 256
 
 
@@ -45,7 +54,7 @@ def sentences(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> list[tor
 
 
 def padded_batches(
-    ids: Sequence[torch.Tensor], num_tokens: int, padding: int = 0
+    ids: Sequence[torch.Tensor], num_tokens: int
 ) -> Iterator[tuple[list[int], dict[str, torch.Tensor]]]:
     """Texts of like length together, about `num_tokens` a batch: their numbers, and the inputs."""
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -55,7 +64,7 @@ def padded_batches(
         while stop < len(order) and len(ids[order[stop]]) * (stop + 1 - start) <= num_tokens:
             stop += 1
         members = order[start:stop]
-        yield members, padded([ids[i] for i in members], padding)
+        yield members, padded([ids[i] for i in members])
         start = stop
 
 
@@ -93,8 +102,7 @@ class Vocabulary:
     def encode(self, text: str) -> torch.Tensor:
         """int64 ids."""
         if self.tokenizer is None:
-            raw = np.frombuffer(text.encode("utf-8"), np.uint8)
-            return torch.from_numpy(raw.astype(np.int64))
+            return torch.from_numpy(np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64))
         return torch.tensor(self.tokenizer.encode(text).ids, dtype=torch.int64)
 
     @property

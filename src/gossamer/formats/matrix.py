@@ -19,6 +19,13 @@ from gossamer.formats.bits import count_bits, pack_bits, unpack_bits
 from gossamer.formats.grid import Grid, Levels
 from gossamer.patterns import Pattern, Unstructured
 
+__all__ = [
+    "VALUE_DTYPES",
+    "Positions",
+    "SparseMatrix",
+    "matrix_shape",
+]
+
 # Values may be stored in these types; formats never cast.
 VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

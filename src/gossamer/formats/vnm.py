@@ -13,7 +13,9 @@ from gossamer.formats.base import STORED_DTYPES, Arrays, OwnFormat, expect_array
 from gossamer.formats.bits import check_spare_bits, pack_fields, row_bytes, unpack_fields
 from gossamer.formats.matrix import SparseMatrix, matrix_shape
 from gossamer.formats.nm import check_positions
-from gossamer.patterns import NUM_KEPT, NUM_SHARED, VNM, Pattern, keep_largest
+from gossamer.patterns import VNM, Pattern
+from gossamer.patterns.selection import keep_largest
+from gossamer.patterns.syntax import NUM_KEPT, NUM_SHARED
 
 POSITION_BITS = 2
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artifacts on disk, and the files of other tools: Hugging Face directories, gguf, ONNX.
 
-No pickle, no code from data: architectures, formats and patterns come from closed tables, and
-every byte is checked before it is used. Start at `save` and `load`, which reads any of them; what
-each room behind this door is for stands in README.md.
+No pickle, no code from data: architectures, formats and patterns come from closed tables, and every
+byte is checked before it is used. Start at `save` and `load`, which reads any of them; the other
+`load_...` read one kind and take its options. `read_beside` gives the tokenizer and what else lies
+there. `adopt_zeros` and `adopt_pruned` take over what another pruner did to a model in memory.
+
+Behind this door are `artifact`, `loading`, `huggingface`, `gguf`, `onnx`, `pruners` (what other
+pruners write) and `safe_files` (how any file is read and written); see README.md.
 """
 
-from gossamer.io.artifact import open_artifact, save, save_compressed_tensors
+from gossamer.io.artifact import save
 from gossamer.io.gguf import load_gguf
 from gossamer.io.huggingface import load_pretrained
-from gossamer.io.loading import load, load_skeleton, load_telling, read_beside
+from gossamer.io.loading import load, read_beside
 from gossamer.io.onnx import load_onnx
-from gossamer.io.pruners import adopt_pruned, adopt_zeros, read_dense_checkpoint
+from gossamer.io.pruners import adopt_pruned, adopt_zeros
 
 __all__ = [
     "adopt_pruned",
@@ -20,11 +24,6 @@ __all__ = [
     "load_gguf",
     "load_onnx",
     "load_pretrained",
-    "load_skeleton",
-    "load_telling",
-    "open_artifact",
     "read_beside",
-    "read_dense_checkpoint",
     "save",
-    "save_compressed_tensors",
 ]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load`: a model from whatever file or directory holds it, in the state it was saved in."""
+"""`load`: a model from whatever file or directory holds it, in the state it was saved in.
+
+`load_telling` also says which layers' zeros became masks, `load_skeleton` gives the model without
+weights, and `read_beside` the files that belong beside them, such as the tokenizer.
+"""
 
 from pathlib import Path
 
@@ -7,9 +11,6 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.artifact import (
-    BESIDE_FILES,
-    CONFIG_FILE,
-    MAX_BESIDE_BYTES,
     artifact_skeleton,
     fill,
     find_artifact,
@@ -17,19 +18,21 @@ from gossamer.io.artifact import (
     open_artifact,
     unwrap,
 )
+from gossamer.io.artifact.beside import BESIDE_FILES, CONFIG_FILE, beside_limit
 from gossamer.io.gguf import gguf_tokenizer_files, is_gguf, load_gguf
 from gossamer.io.huggingface import load_pretrained, pretrained_skeleton
 from gossamer.io.onnx import is_onnx, load_onnx
-from gossamer.io.pruners import (
-    AdoptedLayer,
-    adopt_zeros,
-    apply_masks,
-    describe_foreign,
-    fold_pruned,
-    read_tensors_of,
-)
+from gossamer.io.pruners import AdoptedLayer, adopt_zeros, describe_foreign
+from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_tensors_of
 from gossamer.io.safe_files.directories import AnyPath
 from gossamer.named_files import is_inside, read_inside
+
+__all__ = [
+    "load",
+    "load_skeleton",
+    "load_telling",
+    "read_beside",
+]
 
 
 def load(
@@ -133,7 +136,7 @@ def read_beside(path: AnyPath) -> dict[str, bytes]:
             verified = {name: artifact.document(name) for name in listed}
             found = artifact.path
     others = [name for name in sorted(BESIDE_FILES - set(verified)) if is_inside(found, name)]
-    return verified | {name: read_inside(found, name, MAX_BESIDE_BYTES) for name in others}
+    return verified | {name: read_inside(found, name, beside_limit(name)) for name in others}
 
 
 def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.Module:

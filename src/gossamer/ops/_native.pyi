@@ -302,9 +302,7 @@ def pack_panel_linear(
     columns: int,
     bias: NDArray[np.float32] | None,
     kernels: str,
-    int8: bool = False,
-    activation_bits: int = 0,
-    activation_scale: float = 0.0,
+    int8_layout: str = "",
 ) -> PanelLinear: ...
 
 class EncoderModel:
@@ -452,3 +450,132 @@ class DecoderSession:
     def length(self) -> int: ...
     @property
     def cache_bytes(self) -> int: ...
+
+class Table: ...
+class Bags: ...
+class RowStep: ...
+
+class RowGroups:
+    @property
+    def num_rows(self) -> int: ...
+    def copy_rows(self, to: int) -> None: ...
+
+def table(
+    data: int,
+    num_rows: int,
+    width: int,
+    bits: int,
+    fake_bits: int,
+    scales: int,
+    by_row: bool,
+    half: bool,
+    map: int,
+    num_ids: int,
+) -> Table: ...
+def bags(
+    ids: int,
+    num_positions: int,
+    offsets: int,
+    bag_size: int,
+    num_bags: int,
+    weights: int,
+    mean: bool,
+    padding: int,
+) -> Bags: ...
+def row_step(
+    rule: int,
+    lr: float,
+    eps: float,
+    mean_rate: float,
+    square_rate: float,
+    sums: int,
+    means: int,
+    squares: int,
+    noise: int,
+) -> RowStep: ...
+def table_pool(
+    table: Table, bags: Bags, out: int, out_stride: int, kernels: str
+) -> tuple[int, int]: ...
+def table_groups(table: Table, bags: Bags) -> RowGroups: ...
+def table_gradient(
+    table: Table,
+    groups: RowGroups,
+    bags: Bags,
+    grad: int,
+    grad_stride: int,
+    values: int,
+    kernels: str,
+) -> None: ...
+def table_update(
+    table: Table,
+    groups: RowGroups,
+    bags: Bags,
+    grad: int,
+    grad_stride: int,
+    step: RowStep,
+    kernels: str,
+) -> None: ...
+def table_step(
+    table: Table, rows: int, count: int, values: int, step: RowStep, kernels: str
+) -> None: ...
+def huge_pages(memory: int, bytes: int) -> bool: ...
+def table_top(values: int, count: int, kernels: str) -> int: ...
+def table_encode(floats: Table, bits: int, codes: int, scales: int, kernels: str) -> None: ...
+
+class EdgeRows:
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        num_edges: int,
+        starts: int,
+        column_ids: int,
+        row_ids: int,
+        places: int,
+        /,
+    ) -> None: ...
+
+def graph_spmm(
+    rows: EdgeRows,
+    values: int,
+    heads: int,
+    bias: int,
+    x: int,
+    y: int,
+    width: int,
+    kernels: str,
+    /,
+) -> None: ...
+def graph_max(rows: EdgeRows, /, *args: int | str) -> None: ...
+def graph_max_backward(rows: EdgeRows, /, *args: int | str) -> None: ...
+def graph_sddmm(
+    rows: EdgeRows, grad: int, x: int, out: int, heads: int, width: int, kernels: str, /
+) -> None: ...
+def graph_attention(rows: EdgeRows, /, *args: int | float | str) -> None: ...
+def graph_attention_backward(rows: EdgeRows, /, *args: int | float | str) -> None: ...
+def graph_edge_sum(rows: EdgeRows, /, *args: int | str) -> None: ...
+def graph_pair_logits(rows: EdgeRows, /, *args: int | float | str) -> None: ...
+def graph_pair_backward(rows: EdgeRows, /, *args: int | float | str) -> None: ...
+def graph_make_rows(
+    sources: int,
+    targets: int,
+    count: int,
+    columns: int,
+    rows: int,
+    row_order: int,
+    starts: int,
+    column_ids: int,
+    numbers: int,
+    /,
+) -> bool: ...
+def graph_rcm(by_target: EdgeRows, by_source: EdgeRows, order: int, /) -> None: ...
+def graph_sample(
+    rows: EdgeRows,
+    wanted: int,
+    count: int,
+    fanout: int,
+    seed: int,
+    positions: int,
+    counts: int,
+    /,
+) -> int: ...

@@ -19,6 +19,17 @@ from torch.nn import Parameter
 
 from gossamer.errors import InputError
 
+__all__ = [
+    "NO_TANGENT",
+    "address",
+    "bias_address",
+    "checked_bias_address",
+    "direct_address",
+    "has_tangent",
+    "is_watched",
+    "runs_native",
+]
+
 # As torch.jit.is_tracing and the mode stacks, without a Python call around each.
 _is_tracing = torch._C._is_tracing
 _num_modes = torch._C._len_torch_dispatch_stack

@@ -2,21 +2,20 @@
 """The list of kernels of each operation, asked by all who run weights; a miss is never silent.
 
 A kernel says which problems it accepts and packs a weight once into a callable
-`(x, bias, activation) -> y`.
+`(x, bias, activation) -> y`. An engine, which runs a whole model in one native call, asks the same
+list; the kernels that can pack a weight for its call say so (`Kernel.engines`).
 """
 
-import contextlib
-import contextvars
 import importlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from gossamer.errors import DenseFallback, InputError, KernelMissing, RegistryError
+from gossamer.errors import InputError, KernelMissing, RegistryError
 from gossamer.formats import SparseMatrix
+from gossamer.ops.fallback import is_strict, report_fallback
 from gossamer.out_of_memory import names_memory
 from gossamer.registry import Registry
 
@@ -40,18 +39,24 @@ class Problem:
     """A weight that something has to run.
 
     Attributes:
-        matrix: float32 on the CPU.
+        matrix: float32 on the CPU; of a table, its `Rows`.
         precision: the lowest that a kernel may compute in.
         tokens: activation rows; None for any number.
         geometry: of a convolution; None for a product.
+        image: height and width of a convolution's images, where they are fixed.
         scale_group: kept int4 values that share a scale.
+        engine: whose native call the weight becomes a part of; empty for a layer of its own.
+        bias: what such a call adds behind the product.
     """
 
-    matrix: SparseMatrix
+    matrix: Any
     precision: str = "fp32"
     tokens: int | None = None
     geometry: Any = None
+    image: tuple[int, int] | None = None
     scale_group: int = 32
+    engine: str = ""
+    bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Kernel:
         is_offered: whether this CPU has the instructions that make it worth a measurement; it runs
             without them too.
         is_plug_in: whether it was registered by somebody else.
+        engines: names of engines, and what packs a weight for the native call of each.
     """
 
     name: str
@@ -77,6 +83,7 @@ class Kernel:
     max_tokens: int | None = None
     is_offered: Callable[[], bool] = lambda: True
     is_plug_in: bool = False
+    engines: Mapping[str, Callable[[Problem], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"packing a weight for kernel {self.name!r}"
@@ -93,14 +100,15 @@ class Kernel:
         """Whether it is worth a measurement at this number of tokens."""
         return self.max_tokens is None or tokens <= self.max_tokens
 
+    def native_weight(self, problem: Problem) -> Any:
+        """The weight as the native call of the problem's engine takes it."""
+        return self.engines[problem.engine](problem)
+
 
 # One list per operation: the built-in kernels, in the order of their families, and plug-ins.
 KERNELS: dict[str, Registry[Kernel]] = {
-    op: Registry(f"{op} kernel", _STUB.replace("linear", op)) for op in ("linear", "conv")
+    op: Registry(f"{op} kernel", _STUB.replace("linear", op)) for op in ("linear", "conv", "table")
 }
-
-_strict: contextvars.ContextVar[bool] = contextvars.ContextVar("gossamer_strict", default=False)
-_fallbacks: Counter[str] = Counter()
 
 
 def kernel_list(op: str) -> Registry[Kernel]:
@@ -130,40 +138,42 @@ def kernels_for(op: str, problem: Problem) -> tuple[Kernel, ...]:
         kernel
         for kernel in kernel_list(op)
         if kernel.precision in allowed
+        and (not problem.engine or problem.engine in kernel.engines)
         and (problem.tokens is None or kernel.suits(problem.tokens))
         and kernel.is_offered()
         and kernel.accepts(problem)
     )
 
 
+def engine_kernel(op: str, problem: Problem, where: str) -> Kernel:
+    """The kernel that packs a weight for an engine; KernelMissing if there is none.
+
+    It has the lowest precision that is allowed, which is what was asked for. Of several the last
+    one is taken: kernels that use a structure of the weight stand behind those for any weight.
+    """
+    kernels = kernels_for(op, problem)
+    if not kernels:
+        known = [kernel.name for kernel in kernel_list(op) if problem.engine in kernel.engines]
+        raise KernelMissing(
+            f"{where}: no {op} kernel packs this {problem.matrix.pattern} weight for the native"
+            f" call {problem.engine!r} at {problem.precision}. Kernels that pack for it:"
+            f" {', '.join(known) or 'none'}."
+        )
+    return max(reversed(kernels), key=lambda kernel: PRECISIONS.index(kernel.precision))
+
+
+def outside_kernels(op: str, problem: Problem) -> tuple[str, ...]:
+    """Plug-ins that could run a weight as a layer, but not inside the engine it is for."""
+    alone = kernels_for(op, replace(problem, engine=""))
+    return tuple(k.name for k in alone if k.is_plug_in and problem.engine not in k.engines)
+
+
 def report_missing(op: str, pattern: str, where: str) -> None:
     """Count a weight that no kernel runs; under `strict()` an error with the stub to write."""
     reason = f"no {op} kernel for pattern {pattern!r}"
-    if _strict.get():
+    if is_strict():
         raise KernelMissing(
             f"{where}: {reason}. Registered: {', '.join(kernel_list(op).names())}."
             f" To add one:\n\n{_STUB.replace('linear', op).replace('{name}', 'mine')}"
         )
     report_fallback(where, reason)
-
-
-def report_fallback(where: str, reason: str) -> None:
-    """Count a fall back to dense; an error under `strict()`."""
-    if _strict.get():
-        raise DenseFallback(f"{where}: {reason}; this is an error under gossamer.strict().")
-    _fallbacks[f"{where}: {reason}"] += 1
-
-
-def fallbacks() -> dict[str, int]:
-    """How often work fell back to dense in this process, by place and reason."""
-    return dict(_fallbacks)
-
-
-@contextlib.contextmanager
-def strict() -> Iterator[None]:
-    """Inside this context a fall back to dense is an error instead of a counted event."""
-    token = _strict.set(True)
-    try:
-        yield
-    finally:
-        _strict.reset(token)

@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 import torch
 
 from gossamer.errors import InputError, PatternError
+from gossamer.patterns.selection import check_mask, kept_count
 from gossamer.patterns.syntax import FORMS
 
 
@@ -19,11 +20,6 @@ def _checked_density(density: float) -> float:
     if not 0.0 < density <= 1.0:
         raise InputError(f"density: must be in (0, 1], got {density}.")
     return float(density)
-
-
-def kept_count(density: float, numel: int) -> int:
-    """How many of `numel` weights stay: round(density * numel), the count every budget uses."""
-    return round(density * numel)
 
 
 class Pattern(ABC):
@@ -178,13 +174,4 @@ def check_scores(scores_RK: torch.Tensor) -> None:
         raise InputError(
             f"scores: {num_nan} of {scores_RK.numel()} are NaN and cannot be ranked."
             " Check the weights for NaN before pruning."
-        )
-
-
-def check_mask(mask_RK: torch.Tensor, where: str) -> None:
-    """Refuse anything but a 2-D bool tensor."""
-    if mask_RK.dtype is not torch.bool or mask_RK.ndim != 2:
-        raise PatternError(
-            f"{where}: expected a bool mask [out, in], got {mask_RK.dtype} of shape"
-            f" {list(mask_RK.shape)}."
         )

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from gossamer.patterns.base import BuiltinPattern, kept_count
-from gossamer.patterns.select import keep_largest, summable
+from gossamer.patterns.base import BuiltinPattern
+from gossamer.patterns.selection import keep_largest, kept_count, summable
 
 
 @dataclass(frozen=True)

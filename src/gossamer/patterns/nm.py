@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 
 from gossamer.patterns.base import BuiltinPattern
-from gossamer.patterns.select import keep_largest
-from gossamer.patterns.syntax import MAX_NM_GROUP
+from gossamer.patterns.selection import keep_largest
+from gossamer.patterns.syntax import FORMS
 
 
 class GroupedPattern(BuiltinPattern):
@@ -71,7 +71,7 @@ class NM(GroupedPattern):
             far = round(abs(other.num_kept / other.group - density), 6)
             return far, abs(other.group - self.group)
 
-        groups = [m for m in range(2, MAX_NM_GROUP + 1) if num_columns % m == 0]
+        groups = [m for m in range(2, FORMS[self.form].max_group + 1) if num_columns % m == 0]
         return min((NM(max(1, round(density * m)), m) for m in groups), key=distance, default=None)
 
     def _chosen(self, scores_RK: torch.Tensor, density: float) -> torch.Tensor:

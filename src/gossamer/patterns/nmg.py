@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from gossamer.patterns.base import BuiltinPattern
-from gossamer.patterns.select import summable
+from gossamer.patterns.selection import summable
 
 # Tiles are searched in slices of about this many (column, pattern) pairs, to bound the memory.
 SLICE_PAIRS = 1 << 22
@@ -73,8 +73,7 @@ class NMG(BuiltinPattern):
     def tiled(self, matrix_RK: torch.Tensor) -> torch.Tensor:
         """[K/W, R/m, W, m] view of a fitting matrix: tiles in storage order, columns first."""
         down, across = self.grid(matrix_RK.shape)
-        tiles = matrix_RK.reshape(down, self.group, across, self.tile_columns)
-        return tiles.permute(2, 0, 3, 1)
+        return matrix_RK.reshape(down, self.group, across, self.tile_columns).permute(2, 0, 3, 1)
 
     def untiled(self, tiles_TWm: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """The matrix [R, K] whose `tiled` form, tiles flattened or not, this is."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of built-in patterns: their texts and their limits, without torch.
 
-Recipes are checked with this file alone, before anything heavy is imported; the pattern classes
-use the same functions, so a text means the same to both.
+Recipes are checked with `read_builtin` alone, before anything heavy is imported; the pattern
+classes read the same rows of `FORMS`, so a text means the same to both. `form_of` is the name that
+a text is looked up by.
 """
 
 import re
@@ -11,6 +12,16 @@ from math import comb
 from typing import Final, NamedTuple
 
 from gossamer.errors import PatternError
+
+__all__ = [
+    "FORMS",
+    "LEGAL_FORMS",
+    "NUM_KEPT",
+    "NUM_SHARED",
+    "PatternText",
+    "form_of",
+    "read_builtin",
+]
 
 MAX_NM_GROUP = 32
 NUM_SHARED = 4
@@ -50,6 +61,7 @@ class PatternForm(NamedTuple):
         text: the canonical text, to be filled with the numbers.
         check: raises PatternError unless these numbers are legal.
         density: the kept fraction that the numbers fix; None where any is legal.
+        max_group: the largest M, where a pattern has groups.
     """
 
     syntax: str
@@ -57,6 +69,7 @@ class PatternForm(NamedTuple):
     text: str
     check: Callable[..., None] = lambda: None
     density: Callable[..., float | None] = lambda *numbers: None
+    max_group: int = 0
 
     def read(self, text: str) -> tuple[int, ...]:
         """The numbers in a text of this form, checked."""
@@ -141,6 +154,7 @@ FORMS: Final[Mapping[str, PatternForm]] = {
         text="{}:{}",
         check=_check_nm,
         density=lambda num_kept, group: num_kept / group,
+        max_group=MAX_NM_GROUP,
     ),
     "V:N:M": PatternForm(
         syntax=f"{_NUMBER}:0{{0,5}}{NUM_KEPT}:{_NUMBER}",
@@ -149,6 +163,7 @@ FORMS: Final[Mapping[str, PatternForm]] = {
         text=f"{{}}:{NUM_KEPT}:{{}}",
         check=_check_vnm,
         density=lambda block_rows, group: NUM_KEPT / group,
+        max_group=MAX_VNM_GROUP,
     ),
     "nmg": PatternForm(
         syntax=f"nmg:{_NUMBER}:{_NUMBER}:{_NUMBER}",
@@ -157,6 +172,7 @@ FORMS: Final[Mapping[str, PatternForm]] = {
         text="nmg:{}:{}:{}",
         check=_check_nmg,
         density=lambda num_kept, group, repeats: num_kept / group,
+        max_group=MAX_NMG_GROUP,
     ),
     "block": PatternForm(
         syntax=f"block:{_NUMBER}x{_NUMBER}",

@@ -9,14 +9,21 @@ from collections.abc import Callable
 import torch
 
 from gossamer.errors import PatternError, RegistryError
-from gossamer.patterns.base import Pattern, check_mask
+from gossamer.patterns.base import Pattern
 from gossamer.patterns.block import Block
 from gossamer.patterns.nm import NM
 from gossamer.patterns.nmg import NMG
+from gossamer.patterns.selection import check_mask
 from gossamer.patterns.syntax import LEGAL_FORMS, form_of
 from gossamer.patterns.unstructured import Unstructured
 from gossamer.patterns.vnm import VNM
 from gossamer.registry import Registry
+
+__all__ = [
+    "PATTERNS",
+    "detect_pattern",
+    "parse_pattern",
+]
 
 _STUB = '''\
 import gossamer

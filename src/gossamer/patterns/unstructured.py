@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from gossamer.patterns.base import BuiltinPattern, kept_count
-from gossamer.patterns.select import keep_largest
+from gossamer.patterns.base import BuiltinPattern
+from gossamer.patterns.selection import keep_largest, kept_count
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import one_hot, pad
 
 from gossamer.patterns.nm import GroupedPattern
-from gossamer.patterns.select import keep_largest, summable
-from gossamer.patterns.syntax import MAX_VNM_GROUP, NUM_KEPT, NUM_SHARED
+from gossamer.patterns.selection import keep_largest, summable
+from gossamer.patterns.syntax import FORMS, NUM_KEPT, NUM_SHARED
 
 # C(8, 4) = 70 sets are tried one by one; C(16, 4) = 1820 would cost more than they gain (< 1.4 %).
 MAX_GROUP_EXACT = 8
@@ -34,7 +34,9 @@ class VNM(GroupedPattern):
         return -(-shape[0] // self.block_rows), shape[1] // self.group
 
     def _nearest_dividing(self, num_columns: int) -> "VNM | None":
-        groups = [m for m in range(NUM_SHARED, MAX_VNM_GROUP + 1) if num_columns % m == 0]
+        groups = [
+            m for m in range(NUM_SHARED, FORMS[self.form].max_group + 1) if num_columns % m == 0
+        ]
         nearest = min(groups, key=lambda m: abs(m - self.group), default=None)
         return None if nearest is None else VNM(self.block_rows, nearest)
 

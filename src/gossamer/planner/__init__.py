@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training run would cost on a described cluster: bytes, time and traffic. Nothing is run.
 
-`plan` tries every legal grid of ranks and keeps the best per state of training; `simulate` plays
-one pipeline event by event; `load_cluster` reads a description and `calibrate` measures this
-machine as one. Names are loaded on first use: a faulty cluster is refused without torch.
+`plan` tries every legal grid of ranks and keeps the best per state of training, as a `ClusterPlan`.
+`load_cluster` reads a description, `calibrate` measures this machine as one, and `cluster_text`
+writes it. `simulate` plays one pipeline, a `PipelineSpec` with its `Costs`, event by event.
+
+`explaining` shows a plan, `pipeline` has the orders of work, `staged` plans growth in stages. Names
+are loaded on first use: a faulty cluster is refused without torch.
 """
 
 from typing import TYPE_CHECKING
@@ -13,14 +16,10 @@ from gossamer.lazy_door import lazy_door
 if TYPE_CHECKING:
     from gossamer.planner.calibration import calibrate
     from gossamer.planner.cluster import cluster_text, load_cluster
-    from gossamer.planner.explaining import FORECAST, plan_page, plan_table, reasons
+    from gossamer.planner.pipeline import Costs, PipelineSpec, simulate
     from gossamer.planner.planning import ClusterPlan, plan
-    from gossamer.planner.schedules import SCHEDULES, PipelineSpec
-    from gossamer.planner.simulation import Costs, simulate
 
 __all__ = [
-    "FORECAST",
-    "SCHEDULES",
     "ClusterPlan",
     "Costs",
     "PipelineSpec",
@@ -28,27 +27,19 @@ __all__ = [
     "cluster_text",
     "load_cluster",
     "plan",
-    "plan_page",
-    "plan_table",
-    "reasons",
     "simulate",
 ]
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "FORECAST": "explaining",
-        "SCHEDULES": "schedules",
-        "Costs": "simulation",
-        "PipelineSpec": "schedules",
         "ClusterPlan": "planning",
+        "Costs": "pipeline",
+        "PipelineSpec": "pipeline",
         "calibrate": "calibration",
         "cluster_text": "cluster",
         "load_cluster": "cluster",
         "plan": "planning",
-        "plan_page": "explaining",
-        "plan_table": "explaining",
-        "reasons": "explaining",
-        "simulate": "simulation",
+        "simulate": "pipeline",
     },
 )

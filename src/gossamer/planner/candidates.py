@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from gossamer.planner.schedules import ScheduleName, schedule_fault
-from gossamer.planner.simulation import Played, simulate
+from gossamer.planner.pipeline import Played, ScheduleName, schedule_fault, simulate
 from gossamer.planner.step_time import Machine, StepTime, StepTraffic
 from gossamer.planner.workload import (
     RankGrid,
@@ -17,7 +16,7 @@ from gossamer.planner.workload import (
     cut_stages,
     weights_of,
 )
-from gossamer.training.memory import Kind
+from gossamer.training.memory.formulas import Kind
 
 # Of weights, gradients and state.
 _KINDS: tuple[tuple[Kind, ...], ...] = (
@@ -234,6 +233,9 @@ class Evaluator(Machine):
         stages = self.stages(layout)
         if stages is None or (layout.grid.shard > 1 and not self.state.can_shard):
             return None
+        if self.shape.tables and layout.grid.shard * layout.grid.pipeline > 1:
+            # Touched rows cannot be cut so; `mesh` refuses it, too.
+            return None
         time, traffic = self.step(stages, layout)
         memory = rank_memory(self, stages, layout)
         return PlannedLayout(
@@ -254,5 +256,5 @@ class Evaluator(Machine):
     def simulated(self, found: PlannedLayout) -> PlannedLayout:
         """The candidate with its pipeline played instead of calculated."""
         time = found.time
-        rest = time.shard + time.all_reduce + time.optimizer + time.compression
+        rest = time.shard + time.all_reduce + time.optimizer + time.compression + time.tables
         return replace(found, simulated=self.play(found.layout).seconds + rest)

@@ -18,17 +18,10 @@ from pydantic_core import PydanticCustomError
 from gossamer.errors import ClusterError
 from gossamer.named_files import open_named
 from gossamer.plain_data import map_leaves
-from gossamer.recipes import (
-    MAX_BYTES,
-    Fault,
-    RecipeFaults,
-    field_words,
-    near,
-    parse_yaml,
-    plain,
-    show,
-)
+from gossamer.recipes.faults import Fault, RecipeFaults
 from gossamer.recipes.faults import Path as FieldPath
+from gossamer.recipes.phrases import field_words, near, plain, show
+from gossamer.recipes.yaml_lines import MAX_BYTES, parse_yaml
 
 SCHEMA_VERSION: Final = 1
 GB: Final = 1e9
@@ -48,7 +41,12 @@ def _as_tuple(value: Any) -> Any:
 
 class _Data(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -59,11 +57,12 @@ _Part = Annotated[float, Field(gt=0.0, le=1.0)]
 class Memory(_Data):
     """Memory of one rank."""
 
-    gb: _Amount = Field(description="Of one rank, in 1e9 bytes.")
-    usable: _Part = Field(default=0.94, description="Fraction that an allocator can really fill.")
-    overhead_gb: float = Field(
-        default=0.0, ge=0.0, le=1e6, description="Held by the runtime before a model is there."
-    )
+    gb: _Amount
+    """Of one rank, in 1e9 bytes."""
+    usable: _Part = 0.94
+    """Fraction that an allocator can really fill."""
+    overhead_gb: float = Field(default=0.0, ge=0.0, le=1e6)
+    """Held by the runtime before a model is there."""
 
     @property
     def bytes_for_training(self) -> float:
@@ -74,25 +73,25 @@ class Memory(_Data):
 class CompactSpeed(_Data):
     """How much faster products with a compact weight are than with a dense one."""
 
-    density: _Part = Field(description="Kept fraction of the weight.")
-    speedup: float = Field(
-        gt=0.0, le=1e3, description="Dense time over compact time, forward and backward."
-    )
+    density: _Part
+    """Kept fraction of the weight."""
+    speedup: float = Field(gt=0.0, le=1e3)
+    """Dense time over compact time, forward and backward."""
 
 
 class Compute(_Data):
     """Arithmetic of one rank."""
 
-    tflops: _Amount = Field(description="Peak of one rank, 1e12 per second.")
-    efficiency: _Part = Field(
-        default=1.0, description="Part of the peak that training steps reach."
-    )
-    memory_gb_s: _Amount = Field(description="Memory bandwidth that is reached.")
+    tflops: _Amount
+    """Peak of one rank, 1e12 per second."""
+    efficiency: _Part = 1.0
+    """Part of the peak that training steps reach."""
+    memory_gb_s: _Amount
+    """Memory bandwidth that is reached."""
     compact: Annotated[tuple[CompactSpeed, ...], BeforeValidator(_as_tuple)] = Field(
-        default=(),
-        max_length=32,
-        description="Measured gain of sparse kernels; empty: products stay dense.",
+        default=(), max_length=32
     )
+    """Measured gain of sparse kernels; empty: products stay dense."""
 
     @property
     def flops(self) -> float:
@@ -103,8 +102,10 @@ class Compute(_Data):
 class LinkSpec(_Data):
     """A way between two ranks."""
 
-    gb_s: _Amount = Field(description="Bandwidth of one flow in one direction.")
-    latency_us: float = Field(default=0.0, ge=0.0, le=1e9, description="Of a message.")
+    gb_s: _Amount
+    """Bandwidth of one flow in one direction."""
+    latency_us: float = Field(default=0.0, ge=0.0, le=1e9)
+    """Of a message."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -120,47 +121,42 @@ class LinkSpec(_Data):
 class Links(_Data):
     """The network."""
 
-    inside: LinkSpec = Field(description="Between neighbouring ranks of one node.")
-    between: LinkSpec = Field(description="One flow between two nodes.")
-    node_gb_s: _Amount = Field(description="All flows that leave one node together, one direction.")
-    ring_efficiency: _Part = Field(
-        default=0.9, description="Part of the bandwidth collectives reach."
-    )
-    overlap: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=1.0,
-        description="Part of the backward pass during which gradients of replicas without stages"
-        " travel; 0: they wait for it.",
-    )
+    inside: LinkSpec
+    """Between neighbouring ranks of one node."""
+    between: LinkSpec
+    """One flow between two nodes."""
+    node_gb_s: _Amount
+    """All flows that leave one node together, one direction."""
+    ring_efficiency: _Part = 0.9
+    """Part of the bandwidth collectives reach."""
+    overlap: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Part of the backward pass during which gradients of replicas without stages travel; 0: they
+    wait for it."""
 
 
 class ClusterSpec(_Data):
     """Equal nodes with equal ranks, counted through shards, then stages, then replicas."""
 
-    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(
-        alias="gossamer-cluster", description="'gossamer-cluster: 1' at the top."
-    )
-    description: Annotated[str, Field(max_length=1000)] = Field(
-        default="", description="One line for people."
-    )
-    figures: Literal["assumed", "measured"] = Field(
-        default="assumed", description="Where the figures come from."
-    )
-    device: Literal["gpu", "cpu"] = Field(
-        default="gpu", description="Decides which states of training are compared."
-    )
-    nodes: int = Field(ge=1, le=MAX_RANKS, description="How many there are.")
-    ranks_per_node: int = Field(ge=1, le=4096, description="Processes, or accelerators, of a node.")
-    shared_cores: int | None = Field(
-        default=None,
-        ge=1,
-        le=65536,
-        description="Cluster in a box: all ranks compute on these cores of one machine.",
-    )
-    memory: Memory = Field(description="Of one rank.")
-    compute: Compute = Field(description="Of one rank.")
-    links: Links = Field(description="Between ranks.")
+    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(alias="gossamer-cluster")
+    """'gossamer-cluster: 1' at the top."""
+    description: Annotated[str, Field(max_length=1000)] = ""
+    """One line for people."""
+    figures: Literal["assumed", "measured"] = "assumed"
+    """Where the figures come from."""
+    device: Literal["gpu", "cpu"] = "gpu"
+    """Decides which states of training are compared."""
+    nodes: int = Field(ge=1, le=MAX_RANKS)
+    """How many there are."""
+    ranks_per_node: int = Field(ge=1, le=4096)
+    """Processes, or accelerators, of a node."""
+    shared_cores: int | None = Field(default=None, ge=1, le=65536)
+    """Cluster in a box: all ranks compute on these cores of one machine."""
+    memory: Memory
+    """Of one rank."""
+    compute: Compute
+    """Of one rank."""
+    links: Links
+    """Between ranks."""
 
     @property
     def ranks(self) -> int:

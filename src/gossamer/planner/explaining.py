@@ -9,11 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from gossamer.planner.candidates import PlannedLayout
+from gossamer.planner.pipeline import ActionKind, Played
 from gossamer.planner.planning import ClusterPlan, StatePlan
-from gossamer.planner.schedules import ActionKind
-from gossamer.planner.simulation import Played
-from gossamer.report import Comparison, Figure, Page, TextTable
+from gossamer.report import Comparison, Figure, Page
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.page import TextTable
+
+__all__ = [
+    "FORECAST",
+    "plan_page",
+    "plan_table",
+    "reasons",
+]
 
 _HUES = ("hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "dense")
 _ROW, _BAR, _LEFT, _RIGHT = 26.0, 16.0, 190.0, 90.0
@@ -25,16 +32,6 @@ _KINDS = {
 }
 _MAX_RANKS = 32
 _MAX_SPANS = 4000
-
-
-def part_charts(found: Mapping[str, PlannedLayout]) -> list[Chart]:
-    """Seconds of a step and bytes of the fullest rank, by part, for the best layout of a state."""
-    times = {name: asdict(one.time) for name, one in found.items()}
-    sizes = {name: asdict(one.memory) for name, one in found.items()}
-    return [
-        _stacked("Seconds of a step, in closed form (forecast)", times, lambda x: f"{x:.3g} s"),
-        _stacked("Bytes of the fullest rank (forecast)", sizes, lambda x: f"{x / 1e9:.3g} GB"),
-    ]
 
 
 def timeline_chart(played: Played, title: str) -> Chart:
@@ -150,7 +147,7 @@ def plan_table(plan: ClusterPlan) -> tuple[tuple[str, ...], list[tuple[str, ...]
 def _cells(one: PlannedLayout) -> tuple[str, ...]:
     layout, time = one.layout, one.time
     chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
-    network = time.p2p + time.shard + time.all_reduce
+    network = time.p2p + time.shard + time.all_reduce + time.tables
     parts = (time.compute, time.bubble, network, time.optimizer + time.compression)
     return (
         str(layout.grid),
@@ -222,7 +219,14 @@ def _stages_reason(found: StatePlan, best: PlannedLayout, limit: float) -> str:
 def plan_page(plan: ClusterPlan, name: str) -> Page:
     """The plan as a report."""
     bests = {found.state.name: found.best for found in plan.states if found.best is not None}
-    charts = part_charts(bests) if bests else []
+    charts = []
+    if bests:
+        times = {name: asdict(best.time) for name, best in bests.items()}
+        sizes = {name: asdict(best.memory) for name, best in bests.items()}
+        charts = [
+            _stacked("Seconds of a step, in closed form (forecast)", times, lambda x: f"{x:.3g} s"),
+            _stacked("Bytes of the fullest rank (forecast)", sizes, lambda x: f"{x / 1e9:.3g} GB"),
+        ]
     charts += [
         timeline_chart(
             found.evaluator.play(found.best.layout),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gossamer.errors import InputError
+from gossamer.planner.table_step import TableShape
 
 # Of materialised attention with dropout, bytes of 16-bit training per token and feature
 # (arXiv 2205.05198): 11 and 5 per score in attention, 19 in the feed-forward, 2 for each norm.
@@ -52,12 +53,14 @@ class ModelShape:
         units: in the order of the forward pass; a pipeline is cut between them.
         tokens: of one sample.
         blocks: layers, of two units each in `gpt_shape`: recomputation counts in them.
+        tables: those whose gradients are touched rows; their parameters are in `units`, too.
     """
 
     name: str
     units: tuple[Unit, ...]
     tokens: int
     blocks: int
+    tables: tuple[TableShape, ...] = ()
 
     @property
     def prunable(self) -> int:

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command line and `gossamer.plan` may name: shapes, recipes, artifacts, modules."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io import load_skeleton
 from gossamer.io.huggingface import config_of
+from gossamer.io.loading import load_skeleton
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
 from gossamer.planner.model_tracing import trace_shape
 from gossamer.recipes import builtin_names, load_recipe
-from gossamer.recipes.stages import read_pattern
 from gossamer.runs.training import TrainRequest
 from gossamer.runs.training.models import build_model, context_of
 from gossamer.runs.training.request import architecture_of, make_task, train_stage
+from gossamer.training.distributed import TableWire
 from gossamer.zoo import GPT, MLP, TinyEncoder
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
@@ -35,12 +36,14 @@ class Described:
         batch: samples of a step; None if nothing says it.
         sparsity: of pruned weights; None if nothing says it.
         recompute: as in `StepSpec`.
+        table_wire: as in `StepSpec`.
     """
 
     shape: ModelShape
     batch: int | None = None
     sparsity: float | None = None
     recompute: int | Literal["sqrt"] = 0
+    table_wire: TableWire = "full"
 
 
 def describe(
@@ -84,6 +87,11 @@ def describe(
 def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Described:
     recipe = load_recipe(source, overrides)
     train = train_stage(recipe)
+    if train.task == "clicks":
+        raise InputError(
+            f"{source}: plans are made for models of layers; tables and their traffic are not"
+            " counted yet. 'gossamer train --dry-run' says what one process needs."
+        )
     architecture, sizes = architecture_of(train), _sizes(TrainRequest(recipe, data))
     with torch.device("meta"):
         model = build_model(architecture, sizes)
@@ -99,20 +107,22 @@ def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Des
     sparsity, rules = None, {}
     if schedule := train.schedule:
         rules = {"targets": schedule.targets, "ignore": schedule.ignore}
-        fixed = read_pattern(schedule.pattern).fixed_density
+        fixed = schedule.fixed_density
         sparsity = schedule.sparsity if fixed is None else 1 - fixed
     return Described(
         trace_shape(model, example, name=name, tokens=tokens, ids=is_text, **rules),
         batch=train.batch * train.accumulate,
         sparsity=sparsity,
         recompute=int(train.recompute),
+        table_wire="full" if train.mesh is None else train.mesh.tables.wire,
     )
 
 
-def _sizes(request: TrainRequest) -> Mapping[str, int]:
+def _sizes(request: TrainRequest) -> Mapping[str, Any]:
     train = request.train
     if request.data is not None:
-        return make_task(request).sizes
+        with tempfile.TemporaryDirectory() as scratch:
+            return make_task(request, Path(scratch)).sizes
     if train.task != "text":
         raise InputError(
             f"task {train.task}: sizes of inputs and outputs come from the data. Give them: --data"

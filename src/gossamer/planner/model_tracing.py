@@ -17,7 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gossamer.errors import InputError
 from gossamer.planner.model_shape import ModelShape, Unit
+from gossamer.planner.table_step import TableShape
 from gossamer.pruning.targets import find_targets
+from gossamer.training.distributed.tables import sparse_tables
 
 _NUMBER = 4
 _FEW_BLOCKS = 2
@@ -70,9 +72,9 @@ def trace_shape(
         counts = _trace(
             fake, {id(fake.get_submodule(block)): block for block in blocks}, products, example, ids
         )
-    return ModelShape(
-        name, tuple(_units(counts, prunable, model, tokens)), tokens, max(1, len(blocks))
-    )
+    tables = tuple(TableShape(*table.shape) for table in sparse_tables(model).values())
+    units = tuple(_units(counts, prunable, model, tokens))
+    return ModelShape(name, units, tokens, max(1, len(blocks)), tables)
 
 
 def find_blocks(model: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ from gossamer.errors import InputError
 from gossamer.planner.candidates import DEFAULT_SCHEDULES, Evaluator, PlannedLayout, layouts
 from gossamer.planner.cluster import ClusterSpec, load_cluster
 from gossamer.planner.model_shape import GPTSizes, ModelShape
-from gossamer.planner.schedules import ScheduleName
+from gossamer.planner.pipeline import ScheduleName
 from gossamer.planner.states import State, compared_states, find_state
 from gossamer.planner.workload import StepSpec
 
@@ -205,6 +205,7 @@ def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
         sparsity=next(value for value in sparsities if value is not None),
         microbatch=microbatch,
         recompute=described.recompute,
+        table_wire=described.table_wire,
     )
     return plan_workload(
         described.shape,

@@ -11,7 +11,7 @@ from typing import Final
 
 from gossamer.errors import InputError
 from gossamer.planner.cluster import ClusterSpec
-from gossamer.training.memory import MASK_BYTES, VARIANTS, StateCost
+from gossamer.training.memory.formulas import MASK_BYTES, VARIANTS, StateCost
 
 _F = MASK_BYTES
 

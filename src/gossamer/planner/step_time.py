@@ -15,8 +15,9 @@ import numpy as np
 
 from gossamer.planner.cluster import GB, ClusterSpec, CompactSpeed, LinkSpec
 from gossamer.planner.model_shape import ModelShape, Unit
-from gossamer.planner.simulation import Costs
+from gossamer.planner.pipeline import Costs
 from gossamer.planner.states import State
+from gossamer.planner.table_step import TableStep, table_step
 from gossamer.planner.workload import RankGrid, RankLayout, StageShape, StepSpec, Summed, weights_of
 
 # DDP sends gradients in buckets of this size; the last one has no backward pass to hide behind.
@@ -36,6 +37,7 @@ class StepTime(Summed):
             two stages share.
         optimizer: the update.
         compression: between dense and compressed weights and gradients.
+        tables: touched rows between replicas, with the work on both sides.
     """
 
     compute: float
@@ -45,6 +47,7 @@ class StepTime(Summed):
     all_reduce: float = 0.0
     optimizer: float = 0.0
     compression: float = 0.0
+    tables: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class StepTraffic(Summed):
     p2p: float
     shard: float
     all_reduce: float
+    tables: float = 0.0
 
 
 @dataclass
@@ -87,8 +91,7 @@ class Machine:
 
     def unit_cost(self, unit: Unit) -> float:
         """What stages are balanced by: operations of forward and backward."""
-        again = self.work.recompute and unit.is_block
-        return (4 if again else 3) * self.forward_flops(unit)
+        return (4 if self.work.recompute and unit.is_block else 3) * self.forward_flops(unit)
 
     def costs(self, stages: Sequence[StageShape], layout: RankLayout) -> Costs:
         """Seconds of the stages and messages of one microbatch."""
@@ -119,12 +122,22 @@ class Machine:
     ) -> tuple[StepTime, StepTraffic]:
         """Seconds and bytes of a step."""
         costs, grid, m = self.costs(stages, layout), layout.grid, layout.microbatches
-        by_rank = _by_rank(costs, grid.pipeline)
+        # Forward, backward of the input and of the weights.
+        passes = (costs.forward, costs.backward_input, costs.backward_weight)
+        by_rank = [
+            tuple(sum(part[rank :: grid.pipeline]) for part in passes)
+            for rank in range(grid.pipeline)
+        ]
         # Two come and two go at an interior stage; of two stages each is an end.
         passed = 0 if grid.pipeline == 1 else 2 if layout.stages == 2 else 4
         parts = [stages[rank :: grid.pipeline] for rank in range(grid.pipeline)]
         moved, compressed = max(map(self._moved, parts))
         all_sent = [self.sent(part) for part in parts]
+        rows = self._rows(grid) if grid.data > 1 else None
+        if rows is not None:
+            # There are tables, so there is one stage: their gradients do not go with the others.
+            entries = sum(table.rows * table.width for table in self.shape.tables)
+            all_sent = [sent - entries * self.state.rest_number for sent in all_sent]
         # Gradients that one rank exchanges with another stage's rank.
         all_tied = [sum(stage.tied for stage in part) * self.state.rest_number for part in parts]
         sent, tied = max(all_sent), max(all_tied) / grid.shard
@@ -159,6 +172,7 @@ class Machine:
                 * message,
                 shard=3 * m * (mine / grid.shard) * (grid.shard - 1),
                 all_reduce=2 * (mine / grid.shard) * (1 - 1 / grid.data) + shared / grid.shard,
+                tables=0.0 if rows is None else rows.bytes,
             )
             for rank, (mine, shared) in enumerate(zip(all_sent, all_tied, strict=True))
         )
@@ -170,8 +184,23 @@ class Machine:
             all_reduce=all_reduce,
             optimizer=moved / grid.shard / bandwidth * crowd,
             compression=0.0 if self.on_kernels else m * compressed / bandwidth * crowd,
+            tables=0.0 if rows is None else self._rows_seconds(rows, grid) + rows.work * crowd,
         )
         return time, max(traffic, key=lambda one: one.total)
+
+    def _rows(self, grid: RankGrid) -> TableStep | None:
+        """Touched rows of a step; None without tables."""
+        tables, work = self.shape.tables, self.work
+        if not tables:
+            return None
+        return table_step(
+            tables, work.batch / grid.batch_ways, grid.data, work.table_wire, work.id_skew
+        )
+
+    def _rows_seconds(self, rows: TableStep, grid: RankGrid) -> float:
+        """On the network: all others at once, after a message that says how much comes."""
+        link, gb_s = data_link(self.cluster, grid)
+        return rows.bytes / (gb_s * GB) + rows.messages * link.latency_seconds
 
     def _moved(self, stages: Sequence[StageShape]) -> tuple[float, float]:
         """Bytes moved by the optimizer, and by compression of one microbatch."""
@@ -188,8 +217,7 @@ class Machine:
 
 def interpolate(table: Sequence[CompactSpeed], density: float) -> float:
     """The speed-up at a density: linear between measured ones, constant beyond."""
-    points = sorted((row.density, row.speedup) for row in table)
-    densities, speedups = zip(*points, strict=True)
+    densities, speedups = zip(*sorted((row.density, row.speedup) for row in table), strict=True)
     return float(np.interp(density, densities, speedups))
 
 
@@ -205,14 +233,18 @@ def reduce_seconds(cluster: ClusterSpec, grid: RankGrid, payload: float) -> floa
     if grid.data == 1:
         return 0.0
     volume = 2 * payload * (1 - 1 / grid.data)
-    stride, per_node = grid.pipeline * grid.shard, cluster.ranks_per_node
-    links = cluster.links
-    link, bandwidth = links.inside, links.inside.gb_s
-    if stride * grid.data > per_node:
-        # As many rings leave a node as it has ranks of different stages and shards.
-        link, bandwidth = links.between, links.node_gb_s / min(per_node, stride)
-    seconds = volume / (bandwidth * GB * links.ring_efficiency)
+    link, gb_s = data_link(cluster, grid)
+    seconds = volume / (gb_s * GB * cluster.links.ring_efficiency)
     return seconds + 2 * (grid.data - 1) * link.latency_seconds
+
+
+def data_link(cluster: ClusterSpec, grid: RankGrid) -> tuple[LinkSpec, float]:
+    """Between replicas: the link, and the GB/s that one ring has of it."""
+    stride, per_node, links = grid.pipeline * grid.shard, cluster.ranks_per_node, cluster.links
+    if stride * grid.data <= per_node:
+        return links.inside, links.inside.gb_s
+    # As many rings leave a node as it has ranks of different stages and shards.
+    return links.between, links.node_gb_s / min(per_node, stride)
 
 
 def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
@@ -221,12 +253,6 @@ def exposed(seconds: float, payload: float, hidden_behind: float) -> float:
         return 0.0
     last_bucket = seconds * min(1.0, BUCKET_BYTES / payload)
     return max(seconds - hidden_behind, last_bucket) if hidden_behind else seconds
-
-
-def _by_rank(costs: Costs, ranks: int) -> list[tuple[float, ...]]:
-    """Forward, backward of the input and of the weights."""
-    parts = (costs.forward, costs.backward_input, costs.backward_weight)
-    return [tuple(sum(part[rank::ranks]) for part in parts) for rank in range(ranks)]
 
 
 def _bubble(layout: RankLayout, by_rank: Sequence[tuple[float, ...]]) -> float:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from gossamer.errors import InputError
 from gossamer.planner.model_shape import ModelShape, Unit
-from gossamer.planner.schedules import PipelineSpec, ScheduleName
-from gossamer.training.distributed import partition
+from gossamer.planner.pipeline import PipelineSpec, ScheduleName
+from gossamer.training.distributed import TableWire, partition
 
 Cut = Literal["cost", "even"]
 # What equal stages have equal parts of.
@@ -125,6 +125,8 @@ class StepSpec:
             square root of the number of layers.
         cut: how the model is cut into stages.
         buckets: whether gradients are copied into buckets to be sent, as DDP does.
+        table_wire: how touched rows of tables travel.
+        id_skew: exponent of Zipf's law that ids of tables follow; 0: all are as frequent.
     """
 
     batch: int
@@ -133,6 +135,8 @@ class StepSpec:
     recompute: int | Literal["sqrt"] = 0
     cut: Cut = "cost"
     buckets: bool = True
+    table_wire: TableWire = "full"
+    id_skew: float = 1.0
 
     def __post_init__(self) -> None:
         if self.batch < 1:

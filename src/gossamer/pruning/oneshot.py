@@ -16,15 +16,27 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.forms import mask_in
-from gossamer.nn.layer_kinds import title_of, weight_of
+from gossamer.nn.layer_kinds import title_of
+from gossamer.nn.layer_weights import weight_of
 from gossamer.nn.layers.parts import check_float_weight
 from gossamer.nn.surgery import disable_fast_paths, unchanged_on_error
-from gossamer.patterns import Pattern, kept_count, parse_pattern
+from gossamer.patterns import Pattern, parse_pattern
+from gossamer.patterns.selection import kept_count
 from gossamer.pruning.budgets import BUDGETS, Budget, budget_layers
-from gossamer.pruning.calibration import as_batches, collect_inputs
+from gossamer.pruning.calibration.flow import as_batches
+from gossamer.pruning.calibration.statistics import collect_inputs
+from gossamer.pruning.legal_counts import keep_highest, nearest_density
 from gossamer.pruning.methods import LayerContext, Scorer, resolve_scorer
-from gossamer.pruning.solvers import keep_highest, nearest_density
 from gossamer.pruning.targets import Rules, Target, find_targets
+
+__all__ = [
+    "LayerResult",
+    "PruningPlan",
+    "apply_plan",
+    "check_layer",
+    "plan_oneshot",
+    "tensors_of",
+]
 
 
 @dataclass(frozen=True)
@@ -87,15 +99,13 @@ def plan_oneshot(
             f"scorer {rank.name!r} needs gradients, which one-shot pruning does not collect."
             " Use a scorer that needs none, such as 'magnitude'."
         )
-    looks = rank.needs == "activations"
-    inputs = collect_inputs(model, found, data, rank.name) if looks else {}
+    inputs = collect_inputs(model, found, data, rank.name) if rank.needs == "activations" else {}
     scores: Iterable[torch.Tensor] = _scores(found, rank, inputs)
     layers = budget_layers(model, batches, found, share, density, rule)
     if share.needs == "scores":
         scores = list(scores)
         layers = [replace(layer, scores=each) for layer, each in zip(layers, scores, strict=True)]
-    counts = share(layers, density)
-    masks = [_mask(*each, rule) for each in zip(found, scores, counts, strict=True)]
+    masks = [_mask(*each, rule) for each in zip(found, scores, share(layers, density), strict=True)]
     return PruningPlan(rule, found, masks)
 
 

@@ -15,6 +15,13 @@ from gossamer.io.safe_files.documents import canonical_json
 from gossamer.recipes.faults import Path, dotted
 from gossamer.recipes.schema import Recipe
 
+__all__ = [
+    "content_differences",
+    "differences",
+    "recipe_content",
+    "recipe_digest",
+]
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 

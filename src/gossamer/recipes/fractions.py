@@ -3,6 +3,11 @@
 
 import re
 
+__all__ = [
+    "is_percentage",
+    "parse_fraction",
+]
+
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _FRACTION = re.compile(rf"\s*({_NUMBER})\s*(%?)\s*")
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from gossamer.errors import RecipeError
 from gossamer.named_files import open_named
-from gossamer.recipes.faults import Fault, RecipeFaults, dotted, near, plain, show
+from gossamer.recipes.faults import Fault, RecipeFaults, dotted
 from gossamer.recipes.faults import Path as FieldPath
 from gossamer.recipes.overrides import apply_overrides
+from gossamer.recipes.phrases import near, plain, show
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.wording import recipe_findings
 from gossamer.recipes.yaml_lines import MAX_BYTES, Document, parse_yaml

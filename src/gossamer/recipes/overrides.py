@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gossamer.errors import RecipeError
-from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted, near, plain, show
+from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted
 from gossamer.recipes.fractions import is_percentage, parse_fraction
+from gossamer.recipes.phrases import near, plain, show
 from gossamer.recipes.yaml_lines import Document, parse_value
 
 

@@ -11,18 +11,18 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from gossamer.recipes.base import Samples, Seed, Settings, as_list, whole_number
 from gossamer.recipes.stages import (
     Prune,
     Recover,
     Relufy,
     Round,
-    ScheduleSettings,
     StageSettings,
     Structured,
     Tokens,
     Train,
 )
-from gossamer.recipes.stages.base import Samples, Seed, Settings, as_list, whole_number
+from gossamer.recipes.stages.schedules import ScheduleSettings
 
 SCHEMA_VERSION = 1
 MAX_STAGES = 32

@@ -6,17 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gossamer.recipes.faults import (
-    LIMITS,
-    SCHEMA_HINT,
-    Path,
-    field_words,
-    fraction_words,
-    near,
-    show,
-)
+from gossamer.recipes.faults import Path
+from gossamer.recipes.phrases import LIMITS, SCHEMA_HINT, field_words, fraction_words, near, show
 from gossamer.recipes.schema import ONE_STEP, SCHEMA_VERSION, SECTIONS, Recipe, Stage
-from gossamer.recipes.stages import SCHEDULES, StageSettings
+from gossamer.recipes.stages import StageSettings
+from gossamer.recipes.stages.schedules import SCHEDULES
 
 _SCHEDULE = "schedule"
 Finding = tuple[Path, str]

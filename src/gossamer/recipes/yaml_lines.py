@@ -15,7 +15,15 @@ from typing import Any, NoReturn
 
 import yaml
 
-from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted, show
+from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted
+from gossamer.recipes.phrases import show
+
+__all__ = [
+    "MAX_BYTES",
+    "Document",
+    "parse_value",
+    "parse_yaml",
+]
 
 MAX_BYTES = 1 << 16
 MAX_DEPTH = 16

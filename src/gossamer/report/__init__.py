@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pruning gained and cost, for people and for programs.
+"""What people get to read: the `Report` of a run, the HTML page, the model card.
 
-- `Report` is what `sparsify` returns: sparsity beside bytes, time and quality.
-- `Comparison` holds measured `Figure`s of several models side by side.
-- `Page` is what an HTML report says, and `write_html` writes it. `Card` is the card of an artifact.
-- Charts have a room of their own, `gossamer.report.charts`.
+A `Report` has a `LayerRow` per layer. A `Page` shows a `Comparison` with the dense model, made of
+`Figure`s, with tables and charts, and `write_html` makes one file of it. `format_bytes` and
+`describe_machine` are words that all of them use. `page` has the parts of a page, `charts` draws,
+`card` writes the model card.
 """
 
-from gossamer.report.card import Card, render_card
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.report.html import write_html
 from gossamer.report.machine import describe_machine
-from gossamer.report.page import Page, TextTable
+from gossamer.report.page import Page
 from gossamer.report.report import LayerRow, Report, format_bytes
 
 __all__ = [
-    "Card",
     "Comparison",
     "Figure",
     "LayerRow",
     "Page",
     "Report",
-    "TextTable",
     "describe_machine",
     "format_bytes",
-    "render_card",
     "write_html",
 ]

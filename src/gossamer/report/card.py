@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from gossamer.report.comparison import Comparison
 from gossamer.report.report import Report
 
+__all__ = [
+    "Card",
+    "render_card",
+]
+
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
 

@@ -23,12 +23,11 @@ def render_html(page: Page) -> str:
     layers = [row for row in page.layers if row.name in shown]
     counts = sorted({row.tokens for row in layers if row.tokens is not None})
     times = (time_chart([row for row in layers if row.tokens == n], n) for n in counts)
-    charts = (sparsity_chart(list(shown.values())), *times)
     return _template("report.html.j2").render(
         page=page,
         tiles=tiles(page.comparison),
         cells=page.comparison.cells(),
-        charts=[chart for chart in charts if chart.bars],
+        charts=[chart for chart in (sparsity_chart(list(shown.values())), *times) if chart.bars],
         curves=[curve_chart(curve) for curve in page.curves],
         layers=layers,
         hidden_layers=len(once) - len(shown),

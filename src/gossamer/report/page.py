@@ -8,6 +8,12 @@ from gossamer.report.charts import Chart, Curve
 from gossamer.report.comparison import Comparison, Figure
 from gossamer.running.layers import Row
 
+__all__ = [
+    "Page",
+    "TextTable",
+    "tiles",
+]
+
 # A score that fell by more than this is shown as a loss.
 ONE_POINT = 0.01
 

@@ -83,11 +83,10 @@ class Report:
         return result
 
     def __str__(self) -> str:
-        notes = [f"{row.name}: {row.note}." for row in self.layers if row.note] + self.notes
         parts = [
             _table(_layer_cells(self.layers)),
             _table(_total_cells(self)),
-            "\n".join(notes),
+            "\n".join([f"{row.name}: {row.note}." for row in self.layers if row.note] + self.notes),
             f"{self.doubt}. Times taken meanwhile mean little." if self.doubt else "",
             self.next_step,
         ]

@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import MaskDrift, RecipeError
-from gossamer.nn import MaskedWeight
 from gossamer.nn.batch import Batch
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.ops.timing import Duel, duel
 from gossamer.pruning import LayerResult
-from gossamer.pruning.calibration import as_batches, evaluating
+from gossamer.pruning.calibration.flow import as_batches, evaluating, hooked
 from gossamer.recipes import Recipe
 from gossamer.report import Report
 from gossamer.running.choice import Call, Choice, Chooser, Contenders, Rival
@@ -127,11 +126,12 @@ def carry_out(
 
 def verify(model: nn.Module, layers: Iterable[LayerResult]) -> None:
     """Raise unless every layer is masked as reported: count, pattern, exact zeros, digest."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    masked = dict(sparse_layers(model, "masked"))
     for layer in layers:
-        module = modules.get(layer.name)
-        if not isinstance(module, MaskedWeight):
-            raise MaskDrift(f"{layer.name}: was pruned but is a {type(module).__name__}.")
+        module = masked.get(layer.name)
+        if module is None:
+            found = type(dict(model.named_modules()).get(layer.name)).__name__
+            raise MaskDrift(f"{layer.name}: was pruned but is a {found}.")
         mask_RK = module.mask()
         layer.pattern.validate(mask_RK, f"{layer.name}, after pruning")
         kept = int(mask_RK.sum())
@@ -166,12 +166,8 @@ def tokens_seen(model: nn.Module, layers: Iterable[nn.Module], batch: Any) -> tu
     handles = [
         layer.register_forward_pre_hook(count) for layer in layers if isinstance(layer, nn.Linear)
     ]
-    try:
-        with evaluating(model), torch.no_grad():
-            Batch(batch).run(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), evaluating(model), torch.no_grad():
+        Batch(batch).run(model)
     return tuple(sorted(counts))
 
 

@@ -4,14 +4,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gossamer.pruning.calibration import check_same_run
-from gossamer.recipes.stages import CheckpointSettings
-from gossamer.training.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    CheckpointWriter,
-    read_counters,
-)
+from gossamer.pruning.calibration.journal import check_same_run
+from gossamer.recipes.stages.train import CheckpointSettings
+from gossamer.training.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter
+from gossamer.training.checkpoint.restoring import read_counters
 from gossamer.training.loop import Surroundings
 from gossamer.training.run_files import MetricsFile, RunFolder
 

@@ -16,10 +16,11 @@ from gossamer.nn.batch import Batch
 from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
-from gossamer.pruning.calibration import as_batches
+from gossamer.pruning.calibration.flow import as_batches
 from gossamer.pruning.gradients import Loss
 from gossamer.pruning.targets import Rules
-from gossamer.recipes import Recipe, load_recipe, near, prune_recipe
+from gossamer.recipes import Recipe, load_recipe, prune_recipe
+from gossamer.recipes.phrases import near
 from gossamer.recipes.stages import Prune, Recover, Structured
 from gossamer.report import Report
 from gossamer.runs.executor import carry_out, execute

@@ -49,12 +49,11 @@ def make_report(
     num_parameters = sum(param.numel() for param in model.parameters())
     # A slim model has no pruned layers, and nothing of it was left out.
     left = left_dense(model) if results else []
-    saved = sum(row.bytes_dense - row.bytes_sparse for row in rows)
     return Report(
         sparsity=num_pruned / num_weights if num_weights else 0.0,
         global_sparsity=num_pruned / num_parameters if num_parameters else 0.0,
         bytes_dense=bytes_dense,
-        bytes_sparse=bytes_dense - saved,
+        bytes_sparse=bytes_dense - sum(row.bytes_dense - row.bytes_sparse for row in rows),
         quality_dense=quality_dense,
         quality_sparse=quality_sparse,
         layers=rows,

@@ -27,17 +27,22 @@ from gossamer.pruning.schedules import (
     take_layers,
 )
 from gossamer.pruning.schedules import Schedule as MaskSchedule
-from gossamer.pruning.schedules.before_training import BeforeTraining, Random, Shuffled
-from gossamer.pruning.schedules.dense_store import TopKast
-from gossamer.pruning.schedules.dynamic import RigL, SetSchedule
-from gossamer.pruning.schedules.early_bird import EarlyBird, EarlyBirdChannels
+from gossamer.pruning.schedules.early import (
+    BeforeTraining,
+    EarlyBird,
+    EarlyBirdChannels,
+    Random,
+    Shuffled,
+)
 from gossamer.pruning.schedules.magnitude import AcDc, Gradual, Iterative, OneShot, phases
-from gossamer.recipes import Recipe, load_recipe, near, show
-from gossamer.recipes.stages import (
+from gossamer.pruning.schedules.moving import DYNAMIC, TopKast
+from gossamer.recipes import Recipe, load_recipe
+from gossamer.recipes.phrases import near, show
+from gossamer.recipes.stages import Train
+from gossamer.recipes.stages.schedules import (
     SCHEDULES,
     IterativeSettings,
     ScheduleSettings,
-    Train,
     WindowSettings,
     step_of,
 )
@@ -91,13 +96,26 @@ def attach(
     entries = OptimizerEntries(model, optimizer, made.grows)
     settings = {**schedule.model_dump(mode="json"), "total_steps": total_steps}
     with unchanged_on_error(model, optimizer):
-        layers = take_layers(model, pattern, schedule.targets, schedule.ignore)
+        layers = take_layers(
+            model, pattern, schedule.targets, schedule.ignore, holds=made.kind == "reopen"
+        )
         run = Run(model, layers, pattern, entries, total_steps, replicas, shards)
         try:
             return Controller(run, made, settings)
         except BaseException:
             release_layers(layers)
             raise
+
+
+def check_after(schedule: Any, total_steps: int, done: int) -> None:
+    """Raise InputError if a schedule would move masks before `done` steps are over."""
+    first = schedule.first_step(total_steps)
+    if first <= done:
+        later = sorted(kind for kind, made in SCHEDULES.items() if made.begins)
+        raise InputError(
+            f"schedule {schedule.kind}: masks would move from step {first} on, and it has its model"
+            f" only after step {done}. Let it begin later; {', '.join(later)} can."
+        )
 
 
 def read_schedule(recipe: Any) -> Any:
@@ -199,8 +217,7 @@ def _arguments(data: Any, density: float, total: int) -> dict[str, Any]:
         found |= {"to": to, "length": length}
     elif data.kind == "acdc":
         begin, last_dense, end = _moments(data, total, "begin", "last_dense", "end")
-        phase = max(1, _moment(data, "phase", total))
-        found["changes"] = phases(begin, phase, last_dense, end)
+        found["changes"] = phases(begin, max(1, _moment(data, "phase", total)), last_dense, end)
     if isinstance(data, WindowSettings):
         begin, end = _moments(data, total, "begin", "end")
         found["window"] = Window(begin, end, max(1, step_of(data.every, total)))
@@ -215,8 +232,7 @@ _SCHEDULES: dict[str, type[MaskSchedule]] = {
     "snip": BeforeTraining,
     "grasp": BeforeTraining,
     "synflow": BeforeTraining,
-    "set": SetSchedule,
-    "rigl": RigL,
+    **DYNAMIC,
     "topkast": TopKast,
     "acdc": AcDc,
     "early_bird": EarlyBird,

@@ -10,9 +10,20 @@ from pathlib import Path
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io import load_telling, read_beside
+from gossamer.io import read_beside
+from gossamer.io.loading import load_telling
 from gossamer.io.pruners import adoption_text, describe_foreign
 from gossamer.runs.voice import Say
+
+__all__ = [
+    "Origin",
+    "Source",
+    "check_path",
+    "directory_bytes",
+    "load_path",
+    "origin_of",
+    "tensor_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,10 @@ class Origin:
     load: Callable[[Say], Source]
 
 
-def origin_of(model: nn.Module | str | os.PathLike[str]) -> Origin:
-    """The origin of a module, or of an artifact or model folder."""
+def origin_of(model: "nn.Module | Source | str | os.PathLike[str]") -> Origin:
+    """The origin of a module, alone or with its files, or of an artifact or model folder."""
+    if isinstance(model, Source):
+        return Origin(model.name, lambda: None, lambda say: model)
     if isinstance(model, nn.Module):
         name = type(model).__name__
         return Origin(name, lambda: None, lambda say: Source(model.eval(), name, None))

@@ -19,7 +19,7 @@ from gossamer.nn.surgery.compaction import CompactionResult, compact
 from gossamer.pruning.schedules import Controller
 from gossamer.runs.schedules import attach
 from gossamer.training import choose_modes
-from gossamer.training.loop import Compaction
+from gossamer.training.loop.settings import Compaction
 
 try:
     from transformers import TrainerCallback
@@ -66,23 +66,22 @@ class SparsityCallback(TrainerCallback):
                 f"SparsityCallback: a checkpoint of the Trainer (step {state.global_step}) holds no"
                 " schedule. Start anew, or use 'gossamer train', which resumes to the bit."
             )
-        optimizer = _inner(kwargs["optimizer"])
         self.controller = self._attach(
-            kwargs["model"], optimizer=optimizer, total_steps=state.max_steps
+            kwargs["model"], optimizer=_inner(kwargs["optimizer"]), total_steps=state.max_steps
         )
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
         """Gradients of the schedule's own term, where it has one."""
         penalty = None if self.controller is None else self.controller.penalty()
         if penalty is not None:
             torch.autograd.backward(penalty)
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
         """Let the schedule move masks while gradients are still there."""
         if self.controller is not None:
             self.controller.step()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
         """Compact as soon as masks are final."""
         model: nn.Module = kwargs["model"]
         done = self.result is not None or self._compaction == "off"
@@ -104,7 +103,7 @@ class SparsityCallback(TrainerCallback):
         if state.log_history:
             state.log_history[-1]["sparsity"] = kwargs["logs"]["sparsity"]
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         """Let go of the model; masks stay."""
         if self.controller is not None:
             self.controller.close()

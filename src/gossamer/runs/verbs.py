@@ -9,10 +9,12 @@ from typing import Any, Literal
 from torch import nn
 
 from gossamer.data.tasks import Task
+from gossamer.errors import InputError
 from gossamer.recipes import Recipe, load_recipe, make_recipe
 from gossamer.report import Report
 from gossamer.runs.pruning import PruneRequest, RecipeLike, chosen_recipe, run_prune
-from gossamer.runs.sources import origin_of
+from gossamer.runs.sources import Source, origin_of
+from gossamer.runs.stages import StageInput
 from gossamer.runs.training import TrainRequest, TrainResult, run_train
 from gossamer.runs.voice import Quiet, Say
 
@@ -21,8 +23,8 @@ _Given = Callable[[], nn.Module | Task]
 _DEFAULTS = {"pattern": "unstructured", "scorer": "magnitude", "budget": "uniform"}
 
 
-def prune(  # noqa: PLR0913  (the public call: every argument is an option of the command)
-    model: nn.Module | PathLike,
+def prune(  # noqa: PLR0913  (the public call: nearly every argument is an option of the command)
+    model: nn.Module | Source | PathLike,
     recipe: RecipeLike | None = None,
     *,
     out: PathLike,
@@ -39,6 +41,8 @@ def prune(  # noqa: PLR0913  (the public call: every argument is an option of th
     ignore: Sequence[str] | None = None,
     format: Literal["packed", "dense"] = "packed",
     tokens: int = 128,
+    timed: bool = True,
+    given: StageInput | None = None,
     say: Say | None = None,
 ) -> Report:
     """Carry out a recipe on a model, save the artifact, and report what it gained and cost.
@@ -52,7 +56,7 @@ def prune(  # noqa: PLR0913  (the public call: every argument is an option of th
 
     Args:
         model: an artifact, a local Hugging Face directory, a gguf or ONNX file; or a module, which
-            is changed in place.
+            is changed in place, also as a `gossamer.runs.Source` with the files beside it.
         recipe: a file, a built-in name, a mapping or a Recipe; None makes one stage of `sparsity`,
             `pattern`, `scorer`, `budget`, `targets` and `ignore`.
         out: where the artifact goes, with the report and a card.
@@ -71,9 +75,18 @@ def prune(  # noqa: PLR0913  (the public call: every argument is an option of th
         ignore: class names, globs or "re:..." to leave alone.
         format: "packed" holds kept weights only, "dense" is ordinary safetensors with zeros.
         tokens: activation rows to time with where there is no data.
+        timed: whether dense and pruned are timed. False saves the model alone, without report and
+            card: for callers who measure the artifact themselves.
+        given: what stages use besides the data, such as a loss, a teacher, a journal or a `tick`
+            that may end the run: for callers who keep the run themselves.
         say: gets lines for people, such as `print`.
     """
-    given: dict[str, Any] = {
+    if given is not None and (resume or teacher is not None):
+        raise InputError(
+            "given: says itself which teacher the stages have and where the run is kept. Leave out"
+            " teacher and resume."
+        )
+    flags: dict[str, Any] = {
         "sparsity": sparsity,
         "pattern": pattern,
         "scorer": scorer,
@@ -81,18 +94,20 @@ def prune(  # noqa: PLR0913  (the public call: every argument is an option of th
         "targets": None if targets is None else [*targets],
         "ignore": None if ignore is None else [*ignore],
     }
-    named = [name for name, value in given.items() if value != _DEFAULTS.get(name)]
-    given["method"] = given.pop("scorer")
+    named = [name for name, value in flags.items() if value != _DEFAULTS.get(name)]
+    flags["method"] = flags.pop("scorer")
     request = PruneRequest(
         origin=origin_of(model),
         target=Path(out),
-        recipe=chosen_recipe(recipe, overrides, given, named),
+        recipe=chosen_recipe(recipe, overrides, flags, named),
         data=Path(data) if isinstance(data, str | os.PathLike) else data,
         evaluation=None if evaluation is None else Path(evaluation),
         teacher=None if teacher is None else origin_of(teacher),
         resume=resume,
         form=format,
         tokens=tokens,
+        timed=timed,
+        given=given,
     )
     return run_prune(request, Quiet(say)).report
 

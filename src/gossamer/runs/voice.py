@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gossamer.errors import ResourceError
-from gossamer.training.loop import TrainingStopped
+from gossamer.training.loop.endings import TrainingStopped
 
 Say = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.ops.timing import LoadWatch
+from gossamer.ops.timing.load import LoadWatch
 from gossamer.search.candidates import Candidate
 from gossamer.search.records import read_record, write_record
 

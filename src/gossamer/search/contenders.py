@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.data import padded, sentences
 from gossamer.data.files import Texts
+from gossamer.data.token_ids import padded, sentences
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.layer_kinds import kind_of, weight_of
+from gossamer.nn.layer_kinds import kind_of
+from gossamer.nn.layer_weights import weight_of
 from gossamer.nn.tokens import EncoderOutput
-from gossamer.running.encoder import encoder_arrays, find_base
+from gossamer.running.encoder.arrays import encoder_arrays, find_base
 from gossamer.running.rivals import (
     NETWORK_PRECISIONS,
     PRECISIONS,
@@ -34,6 +35,12 @@ from gossamer.running.rivals import (
 )
 from gossamer.search.trial import Point
 from gossamer.search.workloads import Workload
+
+__all__ = [
+    "EngineContenders",
+    "dense_point",
+    "engine_points",
+]
 
 _CALIBRATED = 300
 _TURNS = 20
@@ -69,8 +76,7 @@ class EngineEncoder(EngineModel):
         width = input_ids.shape[1]
         padding = (0, self._tokens - width)
         ids, mask = (nn.functional.pad(x, padding) for x in (input_ids, attention_mask))
-        hidden = self._engine.encode(self.name, ids, mask)
-        return EncoderOutput(torch.from_numpy(hidden)[:, :width])
+        return EncoderOutput(torch.from_numpy(self._engine.encode(self.name, ids, mask))[:, :width])
 
 
 class EngineNetwork(EngineModel):
@@ -160,17 +166,15 @@ def engine_points(work: Workload, dense: Point, engines: EngineContenders) -> It
     for title, precision, model in engines.models(work, ("int8",)):
         quality = work.choosing.measure(model)
         milliseconds = min(model.seconds() for _ in range(_TURNS)) * 1e3
-        yield Point(
-            title, precision, quality, work.choosing.lost(dense.quality, quality), milliseconds,
-            dense.ms / milliseconds, counted_bytes(work.model, precision), is_ours=False,
-        )  # fmt: skip
+        yield _point(title, precision, work, dense, quality, milliseconds)
 
 
 def counted_bytes(model: nn.Module, precision: str) -> int:
     """What a dense file of that precision takes: one byte per weight of a product in int8."""
     total = sum(parameter.nbytes for parameter in model.parameters())
     if precision == "int8":
-        total -= 3 * sum(weight_of(layer).numel() for layer in model.modules() if kind_of(layer))
+        products = (layer for layer in model.modules() if kind_of(layer, has_masks=True))
+        total -= 3 * sum(weight_of(layer).numel() for layer in products)
     return total
 
 
@@ -179,7 +183,11 @@ def dense_point(name: str, other: Workload, dense: Point) -> Point:
     with torch.inference_mode():
         quality = other.choosing.measure(other.model)
     milliseconds = other.milliseconds(other.model, _TIMED_SECONDS)
-    return Point(
-        name, "fp32", quality, other.choosing.lost(dense.quality, quality), milliseconds,
-        dense.ms / milliseconds, counted_bytes(other.model, "fp32"), is_ours=False,
-    )  # fmt: skip
+    return _point(name, "fp32", other, dense, quality, milliseconds)
+
+
+def _point(
+    name: str, precision: str, work: Workload, dense: Point, quality: float, ms: float
+) -> Point:
+    lost, size = work.choosing.lost(dense.quality, quality), counted_bytes(work.model, precision)
+    return Point(name, precision, quality, lost, ms, dense.ms / ms, size, is_ours=False)

@@ -8,11 +8,22 @@ was measured. The card says what the model is, what it was compared with, and ho
 import math
 from collections.abc import Sequence
 
-from gossamer.report import Comparison, Figure, Page, TextTable, describe_machine, format_bytes
+from gossamer.report import Comparison, Figure, Page, describe_machine, format_bytes
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.page import TextTable
 from gossamer.search.candidates import is_trained_dense
 from gossamer.search.front import SearchLimits, ShrinkResult, best, trained_beside
 from gossamer.search.trial import Point
+
+__all__ = [
+    "HEAD",
+    "card_text",
+    "front_chart",
+    "notes_of",
+    "rows_of",
+    "search_page",
+    "verdict",
+]
 
 HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
 _HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0

@@ -18,9 +18,10 @@ from torch import nn
 
 from gossamer.data.files import Texts
 from gossamer.errors import InputError
-from gossamer.io.artifact import CARD_FILE, check_replaceable
+from gossamer.io.artifact.beside import CARD_FILE
+from gossamer.io.artifact.destination import check_replaceable
 from gossamer.io.safe_files.directories import replace_directory
-from gossamer.pruning.calibration import check_same_run, model_digest
+from gossamer.pruning.calibration.journal import check_same_run, model_digest
 from gossamer.search.budget import (
     NEVER,
     Clocks,

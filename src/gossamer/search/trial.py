@@ -15,11 +15,12 @@ from gossamer.io import load, save
 from gossamer.io.artifact import open_artifact
 from gossamer.nn.tokens import TokenPrunedEncoder
 from gossamer.ops.timing import duel
-from gossamer.pruning.calibration import DiskJournal
-from gossamer.recipes import recipe_digest
+from gossamer.pruning.calibration.journal import DiskJournal
+from gossamer.recipes.digest import recipe_digest
 from gossamer.running.encoder import run_packed
 from gossamer.running.layers import compile as compile_model
-from gossamer.runs import KeptRun, execute, tensor_bytes
+from gossamer.runs import KeptRun, prune
+from gossamer.runs.sources import Source, tensor_bytes
 from gossamer.runs.stages import StageInput
 from gossamer.search.budget import NEVER, Deadline, OutOfTime, Stopped
 from gossamer.search.candidates import DENSE, Candidate, has_all_weights, is_trained_dense
@@ -175,9 +176,9 @@ class Workshop:
                 progress=lambda done: deadline.tick(done.index, done.total),
                 tick=deadline.tick,
             )
+            source = Source(model, candidate.name, None, self.beside or {})
             batches = work.batches() if recipe.needs_data else None
-            execute(recipe, model, batches, given=given, timed=False)
-            save(model, path, beside=self.beside)
+            prune(source, recipe, data=batches, out=path, given=given, timed=False)
 
     def _measure(self, candidate: Candidate, path: Path, precision: str) -> Point:
         work = self.workload

@@ -111,8 +111,7 @@ class Link:
     jitter_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        bounds = {"rate_mbit": "> 0", "delay_ms": ">= 0", "jitter_ms": ">= 0"}
-        for name, bound in bounds.items():
+        for name, bound in {"rate_mbit": "> 0", "delay_ms": ">= 0", "jitter_ms": ">= 0"}.items():
             value = getattr(self, name)
             if name == "rate_mbit" and value is None:
                 continue

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from gossamer.errors import FormatError, PatternError
-from gossamer.formats import FORMATS, VALUE_DTYPES, Format, SparseMatrix
-from gossamer.formats.base import Arrays
+from gossamer.formats import FORMATS, Arrays, Format, SparseMatrix
+from gossamer.formats.matrix import VALUE_DTYPES
 from gossamer.patterns import NM, NMG, VNM, Block, Pattern, Unstructured
 
 SAMPLE_PATTERNS: tuple[Pattern, ...] = (
@@ -92,8 +92,7 @@ def _check_round_trip(
 ) -> None:
     case = f"{case}, {str(weight.dtype).removeprefix('torch.')}"
     shape = (mask.shape[0], mask.shape[1])
-    strided = weight.T.contiguous().T
-    for label, source in (("", weight), (" of a transposed weight", strided)):
+    for label, source in (("", weight), (" of a transposed weight", weight.T.contiguous().T)):
         matrix = SparseMatrix.from_dense(source, mask, pattern)
         before = matrix.values.clone()
         with _told(f"{case}: encode{label}"):

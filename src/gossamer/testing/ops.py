@@ -64,8 +64,7 @@ def _check_products(
     wide = torch.randn(2, 3, 2 * num_columns, generator=generator)
     check(wide[..., ::2], "strided columns")
     check(wide[..., :num_columns], "strided rows")
-    one = torch.randn(1, num_columns, generator=generator)
-    check(one.expand(4, -1), "overlapping rows")
+    check(torch.randn(1, num_columns, generator=generator).expand(4, -1), "overlapping rows")
 
 
 def _check(
@@ -80,8 +79,7 @@ def _check(
     y = run(x, bias, activation)
     if not torch.equal(x, before):
         raise KernelError(f"{case}: the op changed its input.")
-    wanted_bias = None if bias is None else bias.double()
-    wanted = F.linear(x.double(), weight_RK.double(), wanted_bias)
+    wanted = F.linear(x.double(), weight_RK.double(), None if bias is None else bias.double())
     if activation != "none":
         wanted = getattr(F, activation)(wanted)
     if y.shape != wanted.shape or y.dtype is not torch.float32:

@@ -10,9 +10,9 @@ from torch import nn
 
 from gossamer import settings
 from gossamer.errors import InputError
-from gossamer.nn import CompactWeight, Mode
 from gossamer.nn.batch import input_shapes
 from gossamer.nn.layer_kinds import KINDS, sparse_layers
+from gossamer.nn.layers import CompactWeight, Mode
 from gossamer.nn.layers.parts import DenseHome
 from gossamer.ops.timing import Duel, duel
 

@@ -2,21 +2,23 @@
 """Small reference models and generated data, for quickstart, tests and benchmarks.
 
 `ZOO` is the closed table of models that an artifact may name. `cluster_problem` makes a problem of
-classification that takes seconds to learn.
+classification that takes seconds to learn; `gossamer.zoo.problems` has more of them.
 """
 
 from typing import Final
 
-from gossamer.zoo.data import Split, accuracy, cluster_problem
+from gossamer.zoo.dlrm import DLRM
 from gossamer.zoo.encoder import TinyEncoder
 from gossamer.zoo.gpt import GPT, GPTBlock
 from gossamer.zoo.mlp import MLP
+from gossamer.zoo.problems import accuracy, cluster_problem
 
 # The closed table a manifest may name. Constructor arguments are checked by the classes.
-ZOO: Final[dict[str, type[MLP] | type[TinyEncoder] | type[GPT]]] = {
+ZOO: Final[dict[str, type[MLP] | type[TinyEncoder] | type[GPT] | type[DLRM]]] = {
     "mlp": MLP,
     "tiny-encoder": TinyEncoder,
     "gpt": GPT,
+    "dlrm": DLRM,
 }
 
-__all__ = ["GPT", "MLP", "ZOO", "GPTBlock", "Split", "TinyEncoder", "accuracy", "cluster_problem"]
+__all__ = ["DLRM", "GPT", "MLP", "ZOO", "GPTBlock", "TinyEncoder", "accuracy", "cluster_problem"]

@@ -89,10 +89,7 @@ class GPT(TokenModel):
         self.head = nn.Linear(width, vocab_size, bias=False)
         if self.tied:
             self.head.weight = self.tokens.weight
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Small normal weights; what is added to the residual stream is scaled by its depth."""
+        # Small normal weights; what is added to the residual stream is scaled by its depth.
         for name, param in self.named_parameters():
             if param.ndim >= 2:
                 adds = name.endswith(("output.weight", "down.weight"))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import gossamer
-from gossamer.nn import MaskedWeight
+from gossamer.nn.layers import MaskedWeight
 
 STEPS = 40
 # Schedules at a size where every part of them happens within STEPS steps.

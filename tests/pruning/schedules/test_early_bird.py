@@ -17,8 +17,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import DistributedError, InputError, TargetError
-from gossamer.patterns import keep_largest
-from gossamer.pruning.schedules.early_bird import MaskHistory, mask_distance, packed
+from gossamer.patterns.selection import keep_largest
+from gossamer.pruning.schedules.early.early_bird import MaskHistory, mask_distance, packed
 from gossamer.pruning.schedules.radix_select import keep_largest_across
 
 WORLD = 4

@@ -14,7 +14,7 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.pruning import apply_plan, plan_oneshot
-from gossamer.pruning.schedules.before_training import (
+from gossamer.pruning.schedules.early.before_training import (
     grasp,
     hessian_times_gradient,
     snip,
@@ -129,6 +129,68 @@ def test_synflow_never_empties_a_layer():
     assert [layer.nnz > 0 for layer in model] == [True] * 4
     assert sum(layer.nnz for layer in model) == 10
     assert ctl.is_settled
+
+
+class Attends(nn.Module):
+    """Attention, whose output projection shows a computed weight once it is masked."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_synflow_scores_the_output_of_attention():
+    torch.manual_seed(0)
+    model = Attends()
+    dense = copy.deepcopy(model).double().eval()
+    names = ["attention.out_proj", "head"]
+    apply_plan(model, plan_oneshot(model, sparsity=0.0, targets=names))
+    scores = synflow(model, names, Batch(torch.zeros(5, 3, 8)))
+    for parameter in dense.parameters():
+        parameter.data.abs_()
+    dense(torch.ones(1, 3, 8, dtype=torch.float64)).sum().backward()
+    for name, score in zip(names, scores, strict=True):
+        weight = dense.get_submodule(name).weight
+        torch.testing.assert_close(score, weight.grad * weight.detach(), rtol=1e-12, atol=0)
+
+
+def test_synflow_names_a_layer_that_a_copy_of_the_model_loses():
+    class Forgets(nn.Sequential):
+        def __deepcopy__(self, memo):
+            return nn.Sequential(nn.Linear(4, 4))
+
+    model = Forgets(nn.Linear(4, 4))
+    apply_plan(model, plan_oneshot(model, sparsity=0.0, ignore=[]))
+    with pytest.raises(InputError, match="0 is no masked layer in a deep copy"):
+        synflow(model, ["0"], Batch(torch.zeros(3, 4)))
+
+
+@pytest.mark.parametrize("name", ["snip", "grasp"])
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda model, batch: 1.0, "one number for a batch, got float"),
+        (lambda model, batch: model(batch[0]), r"one number for a batch, got \[32, 8\]"),
+        (lambda model, batch: model(batch[0]).sum().detach(), "does not depend on the weights"),
+        (lambda model, batch: model(batch[0]).sum() * float("nan"), "loss: is nan in backward"),
+    ],
+)
+def test_a_loss_without_a_gradient_is_named(name, loss, words):
+    model = make_model()
+    given = schedule(name)
+    with pytest.raises(InputError, match=words):
+        gossamer.attach(
+            model,
+            given,
+            make_optimizer("sgd", model),
+            total_steps=10,
+            data=[batch_of(0)],
+            loss=loss,
+        )
 
 
 def test_synflow_needs_an_input_of_numbers_that_can_be_one():

@@ -21,7 +21,7 @@ from schedule_runs import (
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.nn import CompactWeight
+from gossamer.nn.layers import CompactWeight
 
 # Around mask updates of the different schedules, in the middle, and near both ends.
 STOPS = (3, 5, 6, 7, 29, 31)

@@ -10,8 +10,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import ArtifactError, GossamerError, InputError, TargetError
-from gossamer.io.artifact import digest_of
 from gossamer.io.onnx import export_onnx
+from gossamer.io.safe_files.manifests import digest_of
 from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.pruning.structured import find_units, slim
 from gossamer.pruning.structured.units import mask_factors, scaled_units

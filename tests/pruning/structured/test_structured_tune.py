@@ -8,7 +8,8 @@ import torch
 from structured_models import FAMILY_NAMES, loss, make_ids, make_model, run
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.nn.surgery.slimming import matrix_of, set_matrix, unit_counts
+from gossamer.nn.surgery.matrix_layers import matrix_of, set_matrix
+from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.pruning.structured import find_units, prune_structured, slim
 from gossamer.pruning.structured.tune import Sums, reconstruct, refitted, solve_ridge, unit_scales
 

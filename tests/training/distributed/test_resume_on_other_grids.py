@@ -16,7 +16,7 @@ from gossamer.training.checkpoint import CheckpointStore
 from gossamer.training.distributed import MeshSizes
 from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes import Timeouts, joined
-from gossamer.training.loop import TrainingStopped
+from gossamer.training.loop.endings import TrainingStopped
 from gossamer.training.run_files import RunFolder, read_metrics
 
 TIMEOUTS = Timeouts(240, 240, 2)

@@ -8,12 +8,14 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gossamer
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn.families import answers
 from gossamer.training.growth import grow, verify_growth
 from gossamer.training.growth.tensors import Axes, Factors, grown_tensor, shares
+from gossamer.training.growth.verify import default_loss
 from gossamer.training.optim import LAMB, LARS, SGD, AdamW
 from gossamer.zoo import GPT, MLP, TinyEncoder
 
@@ -415,6 +417,76 @@ def test_dense_models_grow_with_zeros_between_copies():
     trained(larger, optimizer)
 
 
+# --- averages and schedulers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"width": 2},
+        {"depth": 2},
+        {"width": 2, "depth": 2, "opened": 0.3},
+        {"depth": 2, "mode": "random"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["GPT", "LlamaForCausalLM"])
+def test_averages_of_weights_grow_along(name, asked):
+    model = made(name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        trained(model, optimizer)
+        averaged.update_parameters(model)
+    before = default_loss(averaged.module.eval(), ids()).item()
+    distance = {n: p - dict(model.named_parameters())[n] for n, p in named(averaged)}
+    larger = grow(model, optimizer, averages=[averaged], **asked)
+    if asked.get("mode") != "random":
+        assert default_loss(averaged.module, ids()).item() == pytest.approx(before, rel=1e-12)
+    # The noise is that of the model: the average is as far from it as it was.
+    own = dict(larger.named_parameters())
+    for place, param in named(averaged):
+        apart = (param - own[place]).abs().max()
+        assert apart <= max(d.abs().max() for d in distance.values()) * (1 + 1e-9), place
+    assert int(averaged.n_averaged) == 3
+    trained(larger, optimizer)
+    averaged.update_parameters(larger)
+
+
+def named(averaged):
+    return [(name, param.detach()) for name, param in averaged.module.named_parameters()]
+
+
+def test_averages_of_other_models_are_refused_and_nothing_changes():
+    model = made("GPT")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for wrong, words in (
+        (model, "takes AveragedModels"),
+        (AveragedModel(GPT(40, width=16, num_heads=2, num_layers=1, context=24)), "not the same"),
+    ):
+        with pytest.raises(InputError, match=words):
+            grow(model, optimizer, width=2, averages=[wrong])
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()}
+
+
+def test_a_scheduler_of_the_rate_goes_on_with_the_larger_model():
+    rates = []
+    for at in (None, 3):
+        model = made("GPT")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        seen = []
+        for step in range(6):
+            if step == at:
+                model = grow(model, optimizer, width=2)
+            trained(model, optimizer)
+            scheduler.step()
+            seen.append(optimizer.param_groups[0]["lr"])
+        rates.append(seen)
+    assert rates[0] == rates[1]
+
+
 # --- bad input -----------------------------------------------------------------------------------
 
 
@@ -469,8 +541,15 @@ def test_state_without_a_rule_is_refused():
 
 def test_too_large_a_model_is_refused_beforehand(monkeypatch):
     monkeypatch.setattr("gossamer.training.growth.plan.available_bytes", lambda: 10_000)
+    model = made("GPT")
+    optimizer = torch.optim.AdamW(model.parameters())
+    trained(model, optimizer)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
     with pytest.raises(ResourceError, match="GiB are free"):
-        grow(made("GPT"), width=2)
+        grow(model, optimizer, width=2)
+    assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
+    for number, held in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, before[1][number][key]) for key, value in held.items())
 
 
 def test_copies_that_stay_alike_are_warned_of():

@@ -7,11 +7,18 @@ import pytest
 import torch
 
 import gossamer
-from gossamer.errors import GossamerError, RecipeError
+from gossamer.errors import GossamerError, InputError, RecipeError
 from gossamer.nn.prunable import active_parameters
 from gossamer.training.growth import Growth, GrowthStep, GrowthWatch, SlopeMonitor
-from gossamer.training.loop import LearningRate
+from gossamer.training.loop import LearningRate, Loop, LoopSettings
+from gossamer.training.loop.control import NoControl
 from gossamer.zoo import GPT
+
+
+@pytest.fixture(autouse=True)
+def _modes_by_rule(monkeypatch):
+    """Two runs that measure the modes of their layers on a busy machine may choose others."""
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
 
 
 def recipe(*growths, **changed):
@@ -49,6 +56,13 @@ GROWTHS = {
 }
 
 
+REOPEN = {
+    "width": [{"at": 4, "width": 2, "opened": 0.1}],
+    "twice": [{"at": 2, "depth": 2}, {"at": 5, "width": 3, "opened": 0.0}],
+}
+SCHEDULE = {"kind": "reopen", "begin": 6, "end": 10, "every": 2, "sparsity": 0.2}
+
+
 @pytest.mark.parametrize("name", GROWTHS)
 def test_a_run_grows_and_its_loss_does_not_jump(name, tmp_path):
     steps = 40 if name == "slope" else 12
@@ -70,17 +84,9 @@ def test_a_run_grows_and_its_loss_does_not_jump(name, tmp_path):
         assert records(tmp_path / "out", "compaction")
 
 
-@pytest.mark.parametrize("name", ["depth", "twice", "sparse", "slope", "mup"])
-@pytest.mark.parametrize("stop", [3, 6, 9])
-def test_a_killed_run_goes_on_to_the_same_bytes(name, stop, tmp_path, monkeypatch):
-    steps = 40 if name == "slope" else 12
-    wanted = recipe(*GROWTHS[name], steps=steps)
-    gossamer.train(wanted, "zoo:text", out=tmp_path / "whole")
-
+def killed_at(stop, wanted, out, monkeypatch):
     class Killed(Exception):
         pass
-
-    from gossamer.training.loop import Loop
 
     once = Loop._one_step
 
@@ -92,9 +98,67 @@ def test_a_killed_run_goes_on_to_the_same_bytes(name, stop, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_one_step", until)
         with pytest.raises(Killed):
-            gossamer.train(wanted, "zoo:text", out=tmp_path / "killed")
+            gossamer.train(wanted, "zoo:text", out=out)
+
+
+@pytest.mark.parametrize("name", ["depth", "twice", "sparse", "slope", "mup"])
+@pytest.mark.parametrize("stop", [3, 6, 9])
+def test_a_killed_run_goes_on_to_the_same_bytes(name, stop, tmp_path, monkeypatch):
+    steps = 40 if name == "slope" else 12
+    wanted = recipe(*GROWTHS[name], steps=steps)
+    gossamer.train(wanted, "zoo:text", out=tmp_path / "whole")
+    killed_at(stop, wanted, tmp_path / "killed", monkeypatch)
     gossamer.train(wanted, "zoo:text", out=tmp_path / "killed", resume=True)
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", REOPEN)
+def test_zeros_between_copies_open_while_the_run_goes_on(name, tmp_path):
+    wanted = recipe(*REOPEN[name], schedule=SCHEDULE)
+    gossamer.train(wanted, "zoo:text", out=tmp_path / "out")
+    grown = records(tmp_path / "out", "growth")
+    assert all(r["loss_after"] == pytest.approx(r["loss_before"], rel=1e-5) for r in grown)
+    moved = records(tmp_path / "out", "schedule")
+    assert [r["step"] for r in moved] == [6, 8, 10]
+    zeros = [r["sparsity"] for r in moved]
+    assert zeros == sorted(zeros, reverse=True)
+    assert zeros[0] > 0.4 > zeros[-1] == pytest.approx(0.2, abs=0.02)
+    (compacted,) = records(tmp_path / "out", "compaction")
+    assert compacted["step"] == 10
+    # Compute follows the masks: a step after all have opened costs more than one before.
+    flops = {r["step"]: r["flops"] for r in records(tmp_path / "out", "evaluation")}
+    assert flops[12] - flops[10] > flops[8] - flops[6] > 0
+
+
+@pytest.mark.parametrize("name", REOPEN)
+@pytest.mark.parametrize("stop", [3, 6, 7, 9, 11])
+def test_a_killed_run_reopens_to_the_same_bytes(name, stop, tmp_path, monkeypatch):
+    wanted = recipe(*REOPEN[name], schedule={**SCHEDULE, "drop": 0.2, "gradient_steps": 2})
+    wanted["stages"][0]["train"]["checkpoint"] = {"every": 1}
+    gossamer.train(wanted, "zoo:text", out=tmp_path / "whole")
+    killed_at(stop, wanted, tmp_path / "killed", monkeypatch)
+    gossamer.train(wanted, "zoo:text", out=tmp_path / "killed", resume=True)
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+
+
+def test_a_grown_model_is_pruned_by_a_schedule_that_comes_later(tmp_path):
+    wanted = recipe({"at": 4, "depth": 2}, schedule={"kind": "oneshot", "at": 8, "sparsity": 0.5})
+    gossamer.train(wanted, "zoo:text", out=tmp_path / "out")
+    (event,) = records(tmp_path / "out", "schedule")
+    assert (event["step"], event["sparsity"]) == (8, 0.5)
+
+
+def test_a_wide_sparse_model_of_a_dense_small_one_has_as_many_active_parameters(tmp_path):
+    wanted = recipe(
+        {"at": 4, "width": 3, "opened": 0.0},
+        schedule={**SCHEDULE, "sparsity": 8 / 9},
+        model={"name": "gpt", "width": 24, "layers": 1, "heads": 2, "context": 16},
+    )
+    gossamer.train(wanted, "zoo:text", out=tmp_path / "out")
+    model = gossamer.load(tmp_path / "out")
+    block = model.blocks[0]
+    kept = sum(layer.nnz for layer in (block.qkv, block.output, block.up, block.down))
+    assert kept == pytest.approx(12 * 24**2, rel=0.01)
 
 
 def test_eight_bit_moments_and_split_masters_grow_in_a_run(tmp_path):
@@ -122,7 +186,32 @@ def test_recompute_and_growth(tmp_path):
         (
             [{"at": 6, "depth": 2}],
             {"schedule": {"kind": "oneshot", "sparsity": 0.5}},
-            "move the masks",
+            "is not after the growth",
+        ),
+        (
+            [{"at": 6, "width": 2, "opened": 0.0}],
+            {"schedule": {"kind": "reopen", "begin": 6, "sparsity": 0.2}},
+            "6 is not after the growth at 6; masks move once the model has its last size",
+        ),
+        (
+            [{"at": 6, "depth": 2}],
+            {"schedule": {"kind": "rigl", "sparsity": 0.5}},
+            "rigl moves masks from the first step on, before the model grows",
+        ),
+        (
+            [{"slope": -0.1, "width": 2, "opened": 0.0}],
+            {"schedule": {"kind": "reopen", "begin": 8, "sparsity": 0.2}},
+            "a growth by slope has no moment",
+        ),
+        (
+            [{"at": 6, "width": 2, "opened": 0.0}],
+            {"schedule": {"kind": "oneshot", "at": 8, "sparsity": 0.5}},
+            "opened leaves masks, which oneshot would undo",
+        ),
+        (
+            [{"at": 6, "width": 2}],
+            {"schedule": {"kind": "reopen", "begin": 8, "sparsity": 0.2}},
+            "reopen needs the zeros",
         ),
         ([{"at": 6, "depht": 2}], {}, "depht"),
         ([{"at": 6, "width": 65}], {}, "width"),
@@ -134,6 +223,26 @@ def test_recipes_that_cannot_grow_are_refused_before_anything_is_written(
     with pytest.raises(RecipeError, match=words):
         gossamer.train(recipe(*growths, **changed), "zoo:text", out=tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_schedule_too_early_is_refused_where_only_the_data_say_how_long_a_run_is(tmp_path):
+    wanted = recipe(
+        {"at": 6, "width": 2, "opened": 0.1}, schedule={**SCHEDULE, "begin": 0.0}, epochs=1.0
+    )
+    del wanted["stages"][0]["train"]["steps"]
+    with pytest.raises(InputError, match=r"from step 0 on, and it has its model only after step 6"):
+        gossamer.train(wanted, "zoo:text", out=tmp_path / "out")
+    assert not (tmp_path / "out.run" / "metrics.jsonl").exists()
+
+
+def test_a_loop_that_grows_takes_no_schedule_that_is_there_already():
+    model = GPT(16, width=8, num_heads=2, num_layers=1, context=8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    settings = LoopSettings(
+        steps=4, rate=LearningRate("constant", 4), grow=(GrowthStep(Growth(depth=2), at=2),)
+    )
+    with pytest.raises(InputError, match="after the last growth"):
+        Loop(model, optimizer, None, [], settings, control=NoControl(model))
 
 
 def test_a_growth_that_cannot_be_is_an_error_with_the_run_kept(tmp_path):

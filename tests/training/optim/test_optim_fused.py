@@ -10,7 +10,8 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.ops import _native
-from gossamer.ops.training import NativeMoment, optimizer_passes
+from gossamer.ops.training import optimizer_passes
+from gossamer.ops.training.optimizer_passes import NativeMoment
 from gossamer.training.optim import AdamW
 
 SETTINGS = (3e-3, 0.9, 0.999, 1e-8, 0.1)

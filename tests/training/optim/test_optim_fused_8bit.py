@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.ops import _native
-from gossamer.ops.training import NativeMoment, adamw_step
+from gossamer.ops.training.optimizer_passes import NativeMoment, adamw_step
 from gossamer.training.optim import AdamW, codes
 from gossamer.training.optim.dither import native_dither, offsets
 

@@ -10,9 +10,14 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.nn.batch import rows_of
-from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms, check_apart
+from gossamer.nn.batch import Batch, rows_of
 from gossamer.training.recovery.distillation import (
+    DistillationObjective,
+    Teacher,
+    Terms,
+    check_apart,
+)
+from gossamer.training.recovery.distillation.objective import (
     cosine_term,
     hidden_term,
     logits_of,
@@ -20,7 +25,7 @@ from gossamer.training.recovery.distillation import (
     similarity_term,
     vectors_of,
 )
-from gossamer.training.recovery.teacher import block_names, captured
+from gossamer.training.recovery.distillation.teacher import block_names, captured
 from gossamer.zoo import TinyEncoder
 
 

@@ -23,8 +23,11 @@ from gossamer.nn.rounding import (
     rounded_weight,
 )
 from gossamer.ops.linear import pack_int8
-from gossamer.training.recovery import attach_fake_int8, detach_fake_int8, fake_int8
-from gossamer.training.recovery.fake_int8 import FakeInt8, engine_bits
+from gossamer.training.recovery import fake_int8
+from gossamer.training.recovery.fake_int8 import (
+    FakeInt8,
+    engine_bits,
+)
 
 
 def pruned(*sizes, sparsity=0.7, seed=0):
@@ -57,8 +60,7 @@ def test_a_layer_gives_what_the_kernel_gives(form, bits):
     wanted = by_engine(model[0], x, bits)
     if form != "masked":
         gossamer.compact(model, mode=form)
-    attach_fake_int8(model, bits=bits)
-    with torch.no_grad():
+    with fake_int8(model, bits=bits), torch.no_grad():
         y = model(x)
     size = (wanted.abs().amax(dim=1, keepdim=True)).clamp(min=1e-6)
     close_to(y / size, wanted / size)
@@ -68,10 +70,10 @@ def test_a_layer_gives_what_the_kernel_gives(form, bits):
 def test_one_scale_for_all_tokens_gives_what_the_kernel_gives(bits):
     model = pruned(40, 24)
     x = torch.randn(60, 40)
-    quantised = attach_fake_int8(model, "calibrated", bits=bits, calibrate=[lambda net: net(x)])
-    scale = quantised.scales()["0"]
-    wanted = by_engine(quantised.layers["0"].layer, x, bits, scale)
-    with torch.no_grad():
+    calls = [lambda net: net(x)]
+    with fake_int8(model, "calibrated", bits=bits, calibrate=calls) as quantised, torch.no_grad():
+        scale = quantised.scales()["0"]
+        wanted = by_engine(quantised.layers["0"].layer, x, bits, scale)
         close_to(model(x), wanted)
 
 
@@ -203,9 +205,9 @@ def test_what_was_attached_is_detached_bit_by_bit():
     model = pruned(8, 8, 8)
     whole = copy.deepcopy(model)
     layers = list(model)
-    quantised = attach_fake_int8(model)
-    assert [wrapper.layer for wrapper in quantised.layers.values()] == layers
-    detach_fake_int8(model, quantised)
+    with fake_int8(model) as quantised:
+        assert [wrapper.layer for wrapper in quantised.layers.values()] == layers
+        assert list(model) == list(quantised.layers.values())
     assert list(model) == layers
     for name, value in whole.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
@@ -220,17 +222,28 @@ def test_the_compiled_model_gives_what_was_trained():
     torch.testing.assert_close(fast(x), fake, rtol=1e-4, atol=1e-4)
 
 
-def test_bad_input_is_named():
-    with pytest.raises(InputError, match="no pruned layer"):
-        attach_fake_int8(nn.Sequential(nn.Linear(2, 2)))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("tensor",), "scales must be one of token"),
+        (("token", 4), "bits must be 7 or 8, got 4"),
+        (("learned",), "no calibration batch reached 0"),
+    ],
+)
+def test_bad_input_is_named(settings, message):
     model = pruned(8, 8)
-    with pytest.raises(InputError, match="scales must be one of token"):
-        attach_fake_int8(model, "tensor")
-    with pytest.raises(InputError, match="bits must be 7 or 8, got 4"):
-        attach_fake_int8(model, bits=4)
-    with pytest.raises(InputError, match="no calibration batch reached 0"):
-        attach_fake_int8(model, "learned")
-    attach_fake_int8(model)
-    with pytest.raises(InputError, match="0 is quantised already"):
-        attach_fake_int8(model)
+    scales, bits = (*settings, None)[:2]
+    with pytest.raises(InputError, match=message), fake_int8(model, scales, bits=bits):
+        pass
+    assert not any(isinstance(module, FakeInt8) for module in model.modules())
+
+
+def test_models_that_cannot_be_quantised_are_named():
+    with pytest.raises(InputError, match="no pruned layer"), fake_int8(nn.Sequential(nn.ReLU())):
+        pass
+    model = pruned(8, 8)
+    again = pytest.raises(InputError, match="0 is quantised already")
+    with fake_int8(model), again, fake_int8(model):
+        pass
+    assert not any(isinstance(module, FakeInt8) for module in model.modules())
     assert engine_bits() in (7, 8)

@@ -14,20 +14,12 @@ import gossamer
 from gossamer.data import ShuffledBatches
 from gossamer.errors import InputError
 from gossamer.nn import Linear, MaskedLinear
+from gossamer.nn.batch import Batch
 from gossamer.training.checkpoint import CheckpointStore, CheckpointWriter
 from gossamer.training.loop import Surroundings
 from gossamer.training.loop.endings import TrainingDiverged
-from gossamer.training.recovery import (
-    HELD_OUT,
-    Batch,
-    DistillationObjective,
-    RecoverySchedule,
-    Teacher,
-    Terms,
-    compact_form,
-    fake_int8,
-    recover,
-)
+from gossamer.training.recovery import HELD_OUT, RecoverySchedule, compact_form, fake_int8, recover
+from gossamer.training.recovery.distillation import DistillationObjective, Teacher, Terms
 
 
 def dense_model():

@@ -7,14 +7,8 @@ from typing import Any
 from click import BadParameter, option
 
 from gossamer.cli.bench.model import bench_model
-from gossamer.cli.shell import (
-    POSITIVE,
-    SPARSITY,
-    CommandGroup,
-    Output,
-    gossamer_command,
-    table,
-)
+from gossamer.cli.options import POSITIVE, SPARSITY
+from gossamer.cli.shell import CommandGroup, Output, gossamer_command, table
 
 _EXAMPLES = """
 gossamer bench linear

@@ -10,7 +10,8 @@ from torch import nn
 from gossamer.cli.models import load_source
 from gossamer.errors import InputError
 from gossamer.running.bench import EncoderTime, RaceEntry, dense_copy, model_run, race_encoders
-from gossamer.running.encoder import Arrays, encoder_arrays, find_base, read_layers
+from gossamer.running.encoder import read_layers
+from gossamer.running.encoder.arrays import Arrays, encoder_arrays, find_base
 from gossamer.running.layers import compile as compile_model
 from gossamer.running.rivals import PRECISIONS, EncoderEngine, EngineFailed
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import Choice, FloatRange, argument, option
 
-from gossamer.cli.shell import POSITIVE, Output, gossamer_command, table
+from gossamer.cli.options import POSITIVE
+from gossamer.cli.shell import Output, gossamer_command, table
 
 if TYPE_CHECKING:
     from gossamer.running.bench import EncoderTime
@@ -76,7 +77,7 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
     import torch
 
     from gossamer.cli.bench.encoder_race import race_batch, read_subject
-    from gossamer.io.artifact import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.report import describe_machine
     from gossamer.running.rivals import TITLES, EncoderEngine, find_engine
 

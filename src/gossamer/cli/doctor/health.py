@@ -138,8 +138,7 @@ def _threads() -> Iterator[Check]:
     threads, cores = torch.get_num_threads(), usable_cores()
     wanted = os.environ.get("OMP_NUM_THREADS", "(unset)")
     fix = f"Set OMP_NUM_THREADS={cores}: more threads than cores is slower than one."
-    text = f"{threads} (torch), OMP_NUM_THREADS={wanted}"
-    yield Check("threads", text, threads <= cores, fix)
+    yield Check("threads", f"{threads} (torch), OMP_NUM_THREADS={wanted}", threads <= cores, fix)
     pools = openmp_pools()
     if pools is not None:
         # Two pools on the same cores wait for each other.
@@ -177,7 +176,7 @@ def _settings() -> Iterator[Check]:
 
 
 def _resources() -> Iterator[Check]:
-    from gossamer.io.safe_files import available_bytes
+    from gossamer.io.safe_files.checks import available_bytes
 
     free = shutil.disk_usage(Path.cwd()).free
     ok = free >= _MIN_BYTES

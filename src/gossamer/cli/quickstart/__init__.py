@@ -5,7 +5,8 @@ from pathlib import Path
 
 from click import Choice, option
 
-from gossamer.cli.shell import PATH, SPARSITY, Output, comparison_table, gossamer_command
+from gossamer.cli.options import PATH, SPARSITY
+from gossamer.cli.shell import Output, comparison_table, gossamer_command
 
 _EXAMPLES = """
 gossamer quickstart
@@ -34,8 +35,8 @@ def quickstart(out: Output, model: str, folder: Path, sparsity: float | None) ->
 
     Works without network. Prints one table and writes a self-contained report.html.
     """
-    from gossamer.cli.quickstart.output import check_folder, publish
-    from gossamer.ops.timing import one_thread
+    from gossamer.cli.quickstart.output import MODEL_FOLDER, check_folder, publish
+    from gossamer.ops.timing.load import one_thread
 
     check_folder(folder)
     # Threads gain nothing on layers this small, and lose much on a busy machine.
@@ -50,6 +51,6 @@ def quickstart(out: Output, model: str, folder: Path, sparsity: float | None) ->
             story = run_minilm(folder, 0.8 if sparsity is None else sparsity, out)
     report = str(publish(story, folder))
     shown = comparison_table(story.page.comparison)
-    out.result(
-        {**story.document(), "report": report}, shown, "", *story.remarks, f"Report: {report}"
-    )
+    after = f"Next: 'gossamer explain {folder / MODEL_FOLDER}' says which kernel runs each layer."
+    document = {**story.document(), "report": report}
+    out.result(document, shown, "", *story.remarks, after, f"Report: {report}")

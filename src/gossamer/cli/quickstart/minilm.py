@@ -24,32 +24,20 @@ from gossamer.cli.quickstart.output import (
     sparse_layers_text,
 )
 from gossamer.cli.shell import Output
-from gossamer.data import sentences
 from gossamer.data.files import Texts
+from gossamer.data.token_ids import sentences
 from gossamer.errors import InputError
 from gossamer.io import load, load_pretrained, read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.recipes import Calibration, prune_recipe
-from gossamer.report import Comparison, Page, Report, TextTable, describe_machine
+from gossamer.report import Comparison, Page, Report, describe_machine
+from gossamer.report.page import TextTable
 from gossamer.running.layers import explain
-from gossamer.runs import (
-    agreement,
-    calibration_batches,
-    directory_bytes,
-    embed,
-    prune,
-    tensor_bytes,
-)
-from gossamer.search import (
-    HEAD,
-    Mask,
-    SearchLimits,
-    ShrinkResult,
-    front_chart,
-    rows_of,
-    shrink,
-    verdict,
-)
+from gossamer.runs import prune
+from gossamer.runs.calibration import agreement, calibration_batches, embed
+from gossamer.runs.sources import directory_bytes, tensor_bytes
+from gossamer.search import Mask, SearchLimits, ShrinkResult, shrink
+from gossamer.search.page import HEAD, front_chart, rows_of, verdict
 
 # A topic per line: who; does; what.
 _TOPICS = """
@@ -160,8 +148,8 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
             {f"{batch} x {_LENGTH} tokens": ids_BT[:batch] for batch in _BATCHES},
             (4.0, 2.0),
         )
-    # Dense twice, masks, and what training there is time for.
-    with out.stage("gossamer shrink, its short form", total=2 + len(_MASKS)) as stage:
+    # Without parts to count: dense ones take seconds, and training what time is left.
+    with out.stage(f"gossamer shrink, its short form, {60 * _BUDGET_MINUTES:.0f} s at most"):
         found = shrink(
             minilm.model,
             Texts(Path("sentences"), "\n".join(texts), texts),
@@ -170,7 +158,6 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
             max_loss=_MAX_LOSS,
             masks=_MASKS,
             budget_minutes=_BUDGET_MINUTES,
-            on_trial=lambda trial: stage.advance(),
         )
     # A model without encoder: the mean of the word embeddings alone.
     words = minilm.model.get_submodule("embeddings.word_embeddings")
@@ -235,7 +222,7 @@ def _rival_line(comparison: Comparison) -> str:
     if rival <= pruned:
         return f"Dense int8 agrees less ({rival:.3f}) than the pruned model."
     if rival <= pruned + _ABOUT:
-        return f"Dense int8 agrees about as well ({rival:.3f}); its time stands beside."
+        return f"Dense int8 agrees about as well ({rival:.3f}); the table has its time."
     return (
         f"Dense int8 agrees better ({rival:.3f}): at this sparsity the model is worth it only"
         " for its speed. Recovery training can change that; the tiny quickstart shows it."

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.artifact import check_destination
+from gossamer.io.artifact.destination import check_destination
 from gossamer.ops.timing import contest, duel
 from gossamer.report import Comparison, Figure, Page, write_html
 from gossamer.running.choice import Chooser, CostTable

@@ -22,12 +22,15 @@ from gossamer.cli.quickstart.output import (
 from gossamer.cli.shell import Output
 from gossamer.io import load, save
 from gossamer.nn.surgery.compaction import compact
-from gossamer.report import Page, TextTable, describe_machine, format_bytes
+from gossamer.report import Page, describe_machine, format_bytes
 from gossamer.report.charts import Curve
+from gossamer.report.page import TextTable
 from gossamer.running.layers import explain
-from gossamer.runs import directory_bytes, sparsify
+from gossamer.runs import prune
+from gossamer.runs.sources import directory_bytes
 from gossamer.training.memory import measure
-from gossamer.zoo import MLP, Split, accuracy, cluster_problem
+from gossamer.zoo import MLP, accuracy, cluster_problem
+from gossamer.zoo.problems import Split
 
 _SIZES = (64, 768, 768, 8)
 _DENSE_STEPS = 300
@@ -81,15 +84,15 @@ def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
         run.train(_DENSE_STEPS, stage.advance)
     dense, dense_quality = copy.deepcopy(run.model), run.quality(run.model)
     before = measure(run.model, run.optimizer).total_bytes
+    paths = folder / DENSE_FOLDER, folder / MODEL_FOLDER
     with out.stage("pruning and compacting"):
-        report = sparsify(run.model, sparsity=sparsity, budget="global")
+        report = prune(run.model, sparsity=sparsity, budget="global", out=paths[1], timed=False)
         pruned_quality = run.quality(run.model)
         compaction = compact(run.model, run.optimizer)
     after = measure(run.model, run.optimizer).total_bytes
     with out.stage(f"recovering, {_RECOVERY_STEPS} steps", total=_RECOVERY_STEPS) as stage:
         run.train(_RECOVERY_STEPS, stage.advance)
     with out.stage("saving and loading"):
-        paths = folder / DENSE_FOLDER, folder / MODEL_FOLDER
         save(dense, paths[0], format="dense")
         save(run.model, paths[1], report=report)
         loaded = load(paths[1])

@@ -9,17 +9,15 @@ from typing import Any
 
 from click import argument, option
 
-from gossamer.cli.shell import (
+from gossamer.cli.options import (
     PATH,
     POSITIVE,
-    Output,
-    gossamer_command,
     pooling_option,
     precision_option,
     special_tokens_option,
-    table,
     threads_option,
 )
+from gossamer.cli.shell import Output, gossamer_command, table
 from gossamer.errors import InputError
 
 _EXAMPLES = """
@@ -68,7 +66,7 @@ def encode(
     from gossamer.cli.models import check_source, load_source
     from gossamer.cli.run.vectors import WriteVectors, check_suffix, json_lines, open_vectors
     from gossamer.data.files import read_samples
-    from gossamer.io.artifact import check_file_destination
+    from gossamer.io.artifact.destination import check_file_destination
     from gossamer.running.layers import compile as compile_model
     from gossamer.running.text import Embedder
 

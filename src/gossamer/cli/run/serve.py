@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING, Any
 from click import FloatRange, IntRange, argument, option
 
 from gossamer import settings
-from gossamer.cli.shell import (
-    POSITIVE,
-    Output,
-    gossamer_command,
-    pooling_option,
-    precision_option,
-    threads_option,
-)
+from gossamer.cli.options import POSITIVE, pooling_option, precision_option, threads_option
+from gossamer.cli.shell import Output, gossamer_command
 from gossamer.errors import ResourceError
 
 if TYPE_CHECKING:
@@ -86,7 +80,7 @@ def serve(  # noqa: PLR0913  (one argument per option)
     threads: int | None,
     **asked: Any,
 ) -> None:
-    """Answer /embed, /classify, /v1/embeddings, /v1/completions or /v1/chat/completions.
+    """Answer /embed, /classify, /v1/embeddings, /v1/completions, /v1/chat/completions or /v1/score.
 
     Which of them depends on MODEL: a gossamer artifact, a local Hugging Face directory, a gguf file
     or a packaged model such as minilm. /health, /metrics and /v1/models are always there. Stops on
@@ -103,16 +97,8 @@ def serve(  # noqa: PLR0913  (one argument per option)
     import torch
 
     from gossamer.cli.models import load_source
-    from gossamer.running.server import (
-        Access,
-        Limits,
-        build_app,
-        is_loopback,
-        make_service,
-        open_socket,
-        run_server,
-        url_of,
-    )
+    from gossamer.running.server import Access, Limits, build_app, make_service, run_server
+    from gossamer.running.server.lifecycle import is_loopback, open_socket, url_of
 
     limits = Limits(**asked)
     key = settings.api_key() if api_key is None else api_key

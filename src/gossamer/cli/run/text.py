@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from click import Choice, FloatRange, argument, option
 
-from gossamer.cli.shell import (
-    POSITIVE,
-    Fraction,
-    Output,
-    Verbatim,
-    gossamer_command,
-    special_tokens_option,
-    threads_option,
-)
+from gossamer.cli.options import POSITIVE, Fraction, special_tokens_option, threads_option
+from gossamer.cli.shell import Output, Verbatim, gossamer_command
 
 if TYPE_CHECKING:
     from gossamer.cli.run.text_model import TextModel

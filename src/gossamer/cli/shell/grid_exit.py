@@ -12,6 +12,10 @@ import torch.distributed as dist
 
 from gossamer.cli.shell.output import explain_failure
 
+__all__ = [
+    "ends_for_good",
+]
+
 # Unwinding may still write a message and close files; more is not waited for.
 _UNWINDING_SECONDS = 10.0
 

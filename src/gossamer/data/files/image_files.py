@@ -111,7 +111,16 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
     with open_inside(folder, found, InputError) as file:
         stream: Any = gzip.GzipFile(fileobj=file) if packed else file
         try:
-            shape = _idx_shape(stream, where)
+            start = stream.read(4)
+            is_idx = len(start) == 4 and start[:3] == bytes([0, 0, _IDX_UINT8])
+            if not is_idx or start[3] > _IDX_MAX_DIMS:
+                raise InputError(
+                    f"{where}: is no idx file of bytes (its first bytes are {start.hex()})."
+                )
+            sizes = stream.read(4 * start[3])
+            if len(sizes) != 4 * start[3]:
+                raise InputError(f"{where}: ends in its header; it was truncated.")
+            shape = np.frombuffer(sizes, ">u4").tolist()
             wanted = math.prod(shape)
             if wanted > max(FREE_BYTES, MAX_GROWTH * size_of(file)):
                 raise InputError(
@@ -126,16 +135,6 @@ def read_idx(folder: Path, name: str) -> np.ndarray:
         follow = f"{len(raw)} follow; it was truncated" if cut else "more follow"
         raise InputError(f"{where}: its header says {shape}, {wanted} bytes, but {follow}.")
     return np.frombuffer(raw, np.uint8).reshape(shape)
-
-
-def _idx_shape(stream: Any, where: str) -> list[int]:
-    start = stream.read(4)
-    if len(start) < 4 or start[:2] != b"\0\0" or start[2] != _IDX_UINT8 or start[3] > _IDX_MAX_DIMS:
-        raise InputError(f"{where}: is no idx file of bytes (its first bytes are {start.hex()}).")
-    sizes = stream.read(4 * start[3])
-    if len(sizes) != 4 * start[3]:
-        raise InputError(f"{where}: ends in its header; it was truncated.")
-    return np.frombuffer(sizes, ">u4").tolist()  # type: ignore[no-any-return]
 
 
 def _labelled_images(

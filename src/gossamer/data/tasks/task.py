@@ -26,12 +26,15 @@ class Task:
         evaluate: named numbers of a model on data it was not trained on; the first one is the
             quality. None if there is no such data.
         tokens: activation rows of a Linear in one batch.
-        sizes: what a model is built from: inputs, classes, vocabulary, channels, side.
+        sizes: what a model is built from: inputs, classes, vocabulary, channels, side, rows.
         example: an input of the model, for measuring convolutions.
         digest: of the data, so that a resumed run notices other data.
         beside: files that go with the artifact, such as tokenizer.json.
         model: the model itself, where a user's function makes one.
         higher_is_better: whether a larger first number is a better one.
+        report: named numbers on data that nothing was chosen by, measured once at the end.
+        adopt: told of the model before it is trained; refuses one that was made for other data.
+        notes: what people should know of the data, such as rows that were left out.
     """
 
     name: str
@@ -39,12 +42,15 @@ class Task:
     loss: Loss
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
     tokens: int = 1
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     example: torch.Tensor | None = None
     digest: str = ""
     beside: Mapping[str, bytes] = field(default_factory=dict)
     model: nn.Module | None = None
     higher_is_better: bool = True
+    report: Callable[[nn.Module], Mapping[str, float]] | None = None
+    adopt: Callable[[nn.Module], None] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def classifier_quality(
@@ -65,6 +71,5 @@ def tensors_digest(*tensors: torch.Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

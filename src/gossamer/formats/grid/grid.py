@@ -83,8 +83,7 @@ class Grid:
             wrong_RG = self._tops(self._nearest(weight_RK, scales_RG) - weight_RK)
             if not bool(wrong_RG.any()):
                 break
-            other_RG = (tops_RG / largest).to(SCALE_DTYPE)
-            scales_RG = torch.where(wrong_RG > 0, other_RG, scales_RG)
+            scales_RG = torch.where(wrong_RG > 0, (tops_RG / largest).to(SCALE_DTYPE), scales_RG)
         return self._codes(weight_RK, scales_RG), scales_RG, None
 
     def encode_exactly(self, weight_RK: torch.Tensor) -> Coded | None:

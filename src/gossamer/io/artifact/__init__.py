@@ -1,57 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts: a directory with a manifest, canonical arrays and a card, complete or absent.
+"""Artifacts: a directory with a manifest and tensors that holds a whole model as data.
 
-Start at `save` and `load_artifact`; `open_artifact` gives the checked manifest and the open files.
-The schema is `manifest.py`. Checkpoints of training have a manifest of the same kind, and use its
-parts (`checked_content`, `digest_of`, `FileEntry`, `open_regular`, `read_manifest`). See
-`io/README.md`.
+`save` writes one whole or not at all, `load_artifact` reads one, `open_artifact` gives its checked
+parts, and `find_artifact` says whether there is one; `save_compressed_tensors` writes what vLLM
+reads. `artifact_skeleton` is the model without weights, and `fill` puts ordinary tensors into a
+model by the same rules; `unwrap` takes off what DDP and torch.compile put around it. `beside`
+names the files beside the weights, `destination` asks whether a path can be written.
 """
 
 from gossamer.io.artifact.inventory import unwrap
-from gossamer.io.artifact.manifest import (
-    BESIDE_FILES,
-    CARD_FILE,
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    MAX_BESIDE_BYTES,
-    FileEntry,
-    FileName,
-    checked_content,
-    digest_of,
-)
-from gossamer.io.artifact.opened import (
-    check_destination,
-    check_file_destination,
-    check_replaceable,
-    find_artifact,
-    open_artifact,
-    open_regular,
-    read_manifest,
-)
+from gossamer.io.artifact.opened import find_artifact, open_artifact
 from gossamer.io.artifact.reader import artifact_skeleton, fill, load_artifact
-from gossamer.io.artifact.writer import producer, save, save_compressed_tensors
+from gossamer.io.artifact.writer import save, save_compressed_tensors
 
 __all__ = [
-    "BESIDE_FILES",
-    "CARD_FILE",
-    "CONFIG_FILE",
-    "MANIFEST_FILE",
-    "MAX_BESIDE_BYTES",
-    "FileEntry",
-    "FileName",
     "artifact_skeleton",
-    "check_destination",
-    "check_file_destination",
-    "check_replaceable",
-    "checked_content",
-    "digest_of",
     "fill",
     "find_artifact",
     "load_artifact",
     "open_artifact",
-    "open_regular",
-    "producer",
-    "read_manifest",
     "save",
     "save_compressed_tensors",
     "unwrap",

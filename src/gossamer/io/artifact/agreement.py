@@ -4,10 +4,13 @@
 import math
 from collections.abc import Container
 
-from gossamer.errors import ArtifactError, PatternError
-from gossamer.formats import FORMATS, VALUE_DTYPES, matrix_shape
+import torch
+
+from gossamer.errors import ArtifactError, InputError, PatternError
+from gossamer.formats import FORMATS
 from gossamer.formats.bits import row_bytes
 from gossamer.formats.grid import Grid
+from gossamer.formats.matrix import VALUE_DTYPES, matrix_shape
 from gossamer.io.artifact.manifest import (
     CODES,
     MASK_ARRAY,
@@ -20,12 +23,15 @@ from gossamer.io.artifact.manifest import (
     Manifest,
     MaskEntry,
     SparseEntry,
+    TableEntry,
     TensorEntry,
     TiedEntry,
     array_key,
 )
-from gossamer.io.safe_files import checked_bytes
-from gossamer.io.safe_files.tensors import DTYPE_NAMES, StoredTensor, TensorHeader, dtype_name
+from gossamer.io.safe_files.checks import checked_bytes
+from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
+from gossamer.io.safe_files.tensors import StoredTensor, TensorHeader
+from gossamer.nn.layers.tables import Quantising, TableState
 from gossamer.patterns import Pattern, parse_pattern
 
 Headers = dict[str, TensorHeader]
@@ -74,6 +80,12 @@ def memory_needed(manifest: Manifest) -> int:
     for name, entry in manifest.tensors.items():
         if isinstance(entry, TiedEntry):
             continue
+        if isinstance(entry, TableEntry):
+            # Rows as they are stored; nothing is expanded.
+            width = 4 if entry.form == "trained" and entry.shadow else 1
+            total += checked_bytes((entry.rows + 1, *entry.shape[1:]), width, name)
+            total += checked_bytes(entry.shape[:1], 8, name)
+            continue
         itemsize = DTYPE_NAMES[entry.dtype].itemsize
         dense = checked_bytes(entry.shape, itemsize, name)
         numel = dense // itemsize
@@ -109,6 +121,9 @@ def _check_entry(
     if isinstance(entry, TiedEntry):
         _check_tied(name, entry, manifest, headers, where)
         return
+    if isinstance(entry, TableEntry):
+        _check_table(name, entry, headers[entry.file].tensors, where)
+        return
     dtype = DTYPE_NAMES.get(entry.dtype)
     if dtype is None:
         raise ArtifactError(f"{where}: dtype {entry.dtype!a} is not known.")
@@ -139,6 +154,31 @@ def _check_entry(
     values = stored.get(array_key(name, VALUES))
     if entry.codes is None and (values is None or values.dtype is not dtype):
         raise ArtifactError(f"{where}: its values must be stored as {entry.dtype}.")
+
+
+def _check_table(name: str, entry: TableEntry, stored: dict[str, StoredTensor], where: str) -> None:
+    """The headers of a table fit its description."""
+    checked_bytes(entry.shape, 4, where)
+    checked_bytes((entry.rows, *entry.shape[1:]), 4, where)
+    held = {array: stored[array_key(name, array)] for array in entry.arrays}
+    arrays = {
+        array: torch.empty(found.shape, dtype=found.dtype, device="meta")
+        for array, found in held.items()
+    }
+    try:
+        fault = table_state(entry, arrays).fault(entry.shape)
+    except InputError as error:
+        raise ArtifactError(f"{where}: {error}") from error
+    if fault is None and len(arrays["rows"]) != entry.rows:
+        fault = f"{len(arrays['rows'])} rows, the manifest says {entry.rows}"
+    if fault is not None:
+        raise ArtifactError(f"{where}: {fault}.")
+
+
+def table_state(entry: TableEntry, arrays: dict[str, torch.Tensor]) -> TableState:
+    """A table as its entry describes it; InputError if settings contradict each other."""
+    how = {name: getattr(entry, name) for name in ("bits", "granularity", "half_scale", "shadow")}
+    return TableState(entry.form, Quantising(period=entry.period, **how), arrays)
 
 
 def _check_codes(

@@ -38,11 +38,13 @@ from gossamer.io.artifact.skeleton import (
     shrink,
 )
 from gossamer.io.huggingface import build_transformers, is_transformers
-from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
+from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
 from gossamer.nn.forms import can_mask
 from gossamer.nn.layer_kinds import title_of
+from gossamer.nn.layers.tables import table_of
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
-from gossamer.nn.surgery.slimming import conv1d_paths, conv1d_to_linear, unit_counts
+from gossamer.nn.surgery.matrix_layers import conv1d_paths, conv1d_to_linear
+from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.nn.tokens import TokenPrunedEncoder, add_token_pruning
 from gossamer.zoo import ZOO
 
@@ -171,6 +173,9 @@ def _describe(module: Any, key: str, depth: int) -> PartNode:
 
 def _layer_name(module: nn.Module) -> str | None:
     """The row of the table a layer belongs to; sparse layers belong to the one they replace."""
+    table = table_of(module)
+    if table is not None:
+        return table.stock_name
     return title_of(module) if can_mask(module) else _LAYER_NAMES.get(type(module))
 
 
@@ -226,10 +231,15 @@ def _step(step: GraphStep) -> Step:
 
 
 def _structure(model: nn.Module) -> dict[str, object]:
-    """Per path: class, settings and tensor shapes. Equal for a model and its faithful rebuild."""
+    """Per path: class, settings and tensor shapes. Equal for a model and its faithful rebuild.
+
+    Not the layout of gradients of tables: whoever trains a zoo model by rows sets it.
+    """
     result: dict[str, object] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         name = _layer_name(module)
-        what = type(module) if name is None else (name, read_args(LAYERS[name], module))
+        args = None if name is None else read_args(LAYERS[name], module)
+        settings = args and {key: value for key, value in args.items() if key != "sparse"}
+        what = type(module) if name is None else (name, settings)
         result[path] = (what, {slot.attribute: slot.shape for slot in own_slots(path, module)})
     return result

@@ -18,12 +18,15 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.artifact.agreement import enclosing
-from gossamer.io.artifact.manifest import Manifest, SparseEntry, TiedEntry
-from gossamer.io.safe_files import check_name, checked_bytes, listed
-from gossamer.io.safe_files.tensors import DTYPE_CODES, DTYPE_NAMES, dtype_name
+from gossamer.io.artifact.manifest import Manifest, SparseEntry, TableEntry, TiedEntry
+from gossamer.io.safe_files import listed
+from gossamer.io.safe_files.checks import check_name, checked_bytes
+from gossamer.io.safe_files.dtypes import DTYPE_CODES, DTYPE_NAMES, dtype_name
 from gossamer.nn.forms import can_mask, why_not_compact
 from gossamer.nn.layer_kinds import form_of
-from gossamer.nn.layers import SparseLayer
+from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.layers.tables import TableLayer, table_of
+from gossamer.nn.prunable import EMBEDDINGS
 
 # Tensors of a sparse layer that its packed weight stands for.
 _PACKED_AWAY = {"weight", "values", "mask_bits"}
@@ -32,7 +35,7 @@ _TENSOR_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 @dataclass(frozen=True)
 class Slot:
-    """One place in a model that holds a tensor; `layer` is set when it is a sparse weight."""
+    """One place in a model that holds a tensor; the weight of a sparse `layer` or of a `table`."""
 
     path: str
     attribute: str
@@ -40,6 +43,7 @@ class Slot:
     tensor: torch.Tensor
     is_parameter: bool
     layer: SparseLayer | None = None
+    table: TableLayer | None = None
 
     @property
     def name(self) -> str:
@@ -49,11 +53,18 @@ class Slot:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense weight or tensor."""
-        return tuple(self.tensor.shape) if self.layer is None else self.layer.weight_shape
+        holder = self.layer or self.table
+        return tuple(self.tensor.shape) if holder is None else holder.weight_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the dense weight or tensor."""
+        return self.tensor.dtype if self.table is None else torch.float32
 
     def dense(self) -> torch.Tensor:
-        """The tensor itself, or the dense weight of a sparse layer."""
-        return self.tensor.detach() if self.layer is None else self.layer.dense_weight()
+        """The tensor itself, or the dense weight of a sparse layer or a table."""
+        holder = self.layer or self.table
+        return self.tensor.detach() if holder is None else holder.dense_weight()
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -127,7 +138,8 @@ def take_inventory(model: nn.Module) -> Inventory:
         _as_input_error(check_name, path, "model")
     for group in groups.values():
         # A layer without mask needs every value, so it is the one that stores them.
-        owner = next((slot for slot in group if slot.layer is None), group[0])
+        tables = [slot for slot in group if slot.table is not None]
+        owner = next((slot for slot in (*tables, *group) if slot.layer is None), group[0])
         for slot in group:
             if slot is owner:
                 continue
@@ -147,7 +159,11 @@ def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
     layer: Any = module if form_of(module) in ("masked", "compact") else None
     if layer:
         yield Slot(path, "weight", module, layer.trained(), True, layer)
+    table = table_of(module)
+    if table is not None:
+        yield Slot(path, "weight", module, table.rows().data, True, table=table)
     hidden = module._non_persistent_buffers_set | (_PACKED_AWAY if layer else set())
+    hidden |= set() if table is None else set(table.TENSORS)
     for name, tensor in (module._parameters | module._buffers).items():
         if tensor is not None and name not in hidden:
             yield Slot(path, name, module, tensor, name in module._parameters)
@@ -250,7 +266,16 @@ def check_fit(
     """
     slots = all_slots(model)
     matched = match_names(manifest, slots)
-    faults = _name_faults(manifest, slots, matched) + _shared_faults(manifest, model)
+    faults: list[str] = []
+    extra = [name for name in manifest.tensors if name not in slots]
+    for name in slots:
+        if name not in matched:
+            # Only for the few that are shown: the search compares with every name.
+            near = difflib.get_close_matches(name, extra[:1000], n=1) if len(faults) < 20 else []
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            faults.append(f"{name}: the model has it, the artifact does not{hint}")
+    faults += [f"{name}: the artifact has it, the model does not" for name in extra]
+    faults += _shared_faults(manifest, model)
     for name, stored in matched.items():
         faults += _slot_faults(manifest, slots[name], stored, exact_dtypes)
     for names in tied_names(slots):
@@ -264,18 +289,6 @@ def check_fit(
             f" mismatches:{shown}"
         )
     return matched
-
-
-def _name_faults(manifest: Manifest, slots: dict[str, Slot], matched: dict[str, str]) -> list[str]:
-    extra = [name for name in manifest.tensors if name not in slots]
-    faults: list[str] = []
-    for name in slots:
-        if name not in matched:
-            # Only for the few that are shown: the search compares with every name.
-            near = difflib.get_close_matches(name, extra[:1000], n=1) if len(faults) < 20 else []
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            faults.append(f"{name}: the model has it, the artifact does not{hint}")
-    return faults + [f"{name}: the artifact has it, the model does not" for name in extra]
 
 
 def _shared_faults(manifest: Manifest, model: nn.Module) -> list[str]:
@@ -306,14 +319,18 @@ def _slot_faults(manifest: Manifest, slot: Slot, stored: str, exact_dtypes: bool
             f"{slot.name}: shape {list(entry.shape)} in the artifact, {list(slot.shape)} in the"
             " model"
         )
-    found, wanted = DTYPE_NAMES[entry.dtype], slot.tensor.dtype
+    found, wanted = DTYPE_NAMES[entry.dtype], slot.dtype
     both_float = found.is_floating_point and wanted.is_floating_point
     if found is not wanted and (exact_dtypes or not both_float):
         faults.append(
             f"{slot.name}: {entry.dtype} in the artifact, {dtype_name(wanted)} in the model; call"
             f" model.to(torch.{entry.dtype}) first"
         )
-    if isinstance(entry, SparseEntry):
+    if isinstance(entry, TableEntry):
+        if isinstance(own, TableEntry) and not isinstance(slot.module, EMBEDDINGS):
+            there = type(slot.module).__name__
+            faults.append(f"{slot.name}: is a table, but the model has a {there} there")
+    elif isinstance(entry, SparseEntry):
         faults += _layer_faults(slot, compact=entry.holder == "compact")
     elif isinstance(own, TiedEntry) and own.mask is not None:
         faults += _layer_faults(slot, compact=False)

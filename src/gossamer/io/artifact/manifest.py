@@ -5,54 +5,29 @@ Nothing in it names code. Architectures, patterns, formats and dtypes are looked
 tables; a name that is not there is refused.
 """
 
-import hashlib
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files import (
-    MAX_DIM,
-    MAX_DIMS,
-    MAX_MANIFEST_BYTES,
-    check_file_name,
-    check_name,
-    listed,
+from gossamer.io.safe_files import MAX_DIM, MAX_DIMS, listed
+from gossamer.io.safe_files.checks import FileName, Name
+from gossamer.io.safe_files.documents import canonical_json, pretty_json
+from gossamer.io.safe_files.manifests import (
+    MANIFEST_FILE,
+    FileEntry,
+    Sha256,
+    checked_content,
+    digest_of,
 )
-from gossamer.io.safe_files.documents import canonical_json, parse_json, pretty_json
-from gossamer.nn import Mode
+from gossamer.nn.layers import Mode
 from gossamer.nn.tokens import Phase, Soft
 
 FORMAT_NAME: Final = "gossamer-artifact"
 FORMAT_VERSION: Final = 1
-MANIFEST_FILE = "manifest.json"
-CARD_FILE = "card.md"
-CONFIG_FILE = "config.json"
-REPORT_FILE = "report.json"
-# What a model needs beside its weights to be used. Carried along as bytes and hashed, never read.
-BESIDE_FILES = frozenset(
-    {
-        "added_tokens.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "merges.txt",
-        "special_tokens_map.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "vocab.json",
-        "vocab.txt",
-    }
-)
-# Files that people and other tools put beside a model; those the manifest lists are verified, the
-# others are never opened by a reader.
-COMPANIONS = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
 
 MAX_RECIPE = 2**20
 MAX_SLIM_BLOCKS = 10_000
-MAX_BESIDE_BYTES = MAX_MANIFEST_BYTES
 # Arrays of one tensor in a file: `<tensor>::<array>`.
 SEPARATOR = "::"
 MASK_ARRAY = "mask_bits"
@@ -66,26 +41,15 @@ def array_key(name: str, array: str) -> str:
     return f"{name}{SEPARATOR}{array}" if array else name
 
 
-def _named(check: Callable[[str, str], str], name: str) -> str:
-    # pydantic collects ValueError; ArtifactError is none.
-    try:
-        return check(name, "name")
-    except ArtifactError as error:
-        raise ValueError(str(error)) from error
-
-
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise ValueError("an array is listed twice")
     return names
 
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**46)]
 Size = Annotated[int, Field(ge=0, le=MAX_DIM)]
 Shape = Annotated[tuple[Size, ...], Field(max_length=MAX_DIMS)]
-FileName = Annotated[str, AfterValidator(partial(_named, check_file_name))]
-Name = Annotated[str, AfterValidator(partial(_named, check_name))]
 ShortText = Annotated[str, Field(max_length=256)]
 Argument = bool | int | float | ShortText | tuple[int, ...] | None
 ArtifactKind = Literal["packed", "dense"]
@@ -93,13 +57,6 @@ ArtifactKind = Literal["packed", "dense"]
 
 class _Data(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class FileEntry(_Data):
-    """One file beside the manifest."""
-
-    size: Count
-    sha256: Sha256
 
 
 class MaskEntry(_Data):
@@ -181,7 +138,30 @@ class TiedEntry(_Data):
         return () if self.mask is None else (MASK_ARRAY,)
 
 
-TensorEntry = Annotated[DenseEntry | SparseEntry | TiedEntry, Field(discriminator="kind")]
+class TableEntry(_Data):
+    """A table (embedding) that is trained or packed, stored as the arrays `<name>::<array>`.
+
+    `shape` is [ids, width]; how the layer is called is said by the architecture. `rows` are stored
+    rows: fewer than ids where a map says which. See `gossamer.nn.layers.tables`.
+    """
+
+    kind: Literal["table"] = "table"
+    file: FileName
+    shape: Shape
+    dtype: Literal["float32"] = "float32"
+    form: Literal["trained", "packed"]
+    rows: Size
+    bits: Literal[8, 4, 2] | None
+    granularity: Literal["table", "row"] = "table"
+    period: Annotated[int, Field(ge=1, le=MAX_DIM)] = 1
+    half_scale: bool = False
+    shadow: bool = True
+    arrays: Annotated[tuple[ShortText, ...], AfterValidator(_distinct)]
+
+
+TensorEntry = Annotated[
+    DenseEntry | SparseEntry | TableEntry | TiedEntry, Field(discriminator="kind")
+]
 
 
 class TorchNode(_Data):
@@ -303,44 +283,6 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     """The file's content: the manifest and a digest of its canonical JSON."""
     content = manifest.model_dump(mode="json")
     return pretty_json({**content, "digest": digest_of(content)})
-
-
-def digest_of(content: dict[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of everything but the digest itself."""
-    return hashlib.sha256(canonical_json(content)).hexdigest()
-
-
-def checked_content(
-    raw: bytes, where: str, form: tuple[str, int], kind: str, advice: str
-) -> dict[str, Any]:
-    """The content of a manifest of any kind without its digest; size, JSON, version, digest.
-
-    Args:
-        raw: the file.
-        where: its name.
-        form: expected format name and version.
-        kind: what it is the manifest of, for errors.
-        advice: what to do about another version.
-    """
-    name, known = form
-    if not raw.isascii():
-        raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
-    content = parse_json(raw, where)
-    if not isinstance(content, dict) or content.get("format") != name:
-        raise ArtifactError(
-            f"{where}: is not the manifest of a gossamer {kind} (no format {name!r})."
-        )
-    version = content.get("version")
-    if version != known or isinstance(version, bool):
-        raise ArtifactError(
-            f"{where}: {kind} version {ascii(version)[:40]} is not known; this gossamer reads"
-            f" version {known}. {advice}"
-        )
-    if content.pop("digest", None) != digest_of(content):
-        raise ArtifactError(
-            f"{where}: its content does not match its own digest; the file was damaged or edited."
-        )
-    return content
 
 
 def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:

@@ -3,14 +3,10 @@
 
 Order: size of the manifest, JSON, schema, names, list of files, sizes, tensor headers, agreement of
 headers and manifest. `read` then verifies hashes; index invariants come after it, in `decode`.
-
-`check_destination` asks whether an artifact can be written, before hours of work go into it.
 """
 
 import hashlib
 import os
-import stat
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,28 +15,18 @@ from typing import Any, BinaryIO
 
 import torch
 
-from gossamer.errors import ArtifactError, ResourceError
+from gossamer.errors import ArtifactError
 from gossamer.io.artifact.agreement import check_agreement
-from gossamer.io.artifact.manifest import (
-    BESIDE_FILES,
-    CARD_FILE,
-    COMPANIONS,
-    CONFIG_FILE,
-    MANIFEST_FILE,
-    Manifest,
-    parse_manifest,
-)
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.artifact.beside import BESIDE_FILES, COMPANIONS, CONFIG_FILE, beside_limit
+from gossamer.io.artifact.manifest import Manifest, parse_manifest
 from gossamer.io.safe_files.directories import AnyPath, find_directory
 from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.manifests import MANIFEST_FILE, open_regular, read_manifest
 from gossamer.io.safe_files.tensors import TensorHeader, check_hash, read_header, read_tensors
 
 ATTEMPTS = 20
 _RESTLESS = "is being replaced all the time; try again."
 TENSOR_SUFFIX = ".safetensors"
-_OPEN_FLAGS = os.O_RDONLY
-for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
-    _OPEN_FLAGS |= getattr(os, _flag, 0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class OpenArtifact:
     def document(self, name: str) -> bytes:
         """The verified bytes of a file that holds no tensors."""
         self.files[name].seek(0)
-        raw = self.files[name].read(MAX_MANIFEST_BYTES + 1)
+        raw = self.files[name].read(beside_limit(name) + 1)
         found = hashlib.sha256(raw).hexdigest()
         check_hash(found, self.manifest.files[name].sha256, str(self.path / name))
         return raw
@@ -129,29 +115,6 @@ def open_artifact(path: AnyPath) -> Iterator[OpenArtifact]:
         yield opened
 
 
-def check_replaceable(target: Path) -> None:
-    """Raise ArtifactError if saving to `target` would delete anything that save did not write."""
-    if not os.path.lexists(target):
-        return
-    advice = "It was left alone. Choose another path, or remove it yourself."
-    if not target.is_dir():
-        raise ArtifactError(f"{target}: exists and is not a directory. {advice}")
-    found = {entry.name for entry in target.iterdir()}
-    if not found:
-        return
-    if MANIFEST_FILE not in found:
-        raise ArtifactError(f"{target}: exists and is not a gossamer artifact. {advice}")
-    try:
-        manifest = parse_manifest(read_manifest(target), str(target / MANIFEST_FILE))
-    except (ArtifactError, FileNotFoundError) as error:
-        raise ArtifactError(f"{error} {advice}") from error
-    foreign = sorted(found - {MANIFEST_FILE, CARD_FILE, *manifest.files})
-    if foreign:
-        raise ArtifactError(
-            f"{target}: holds {foreign[0]!a}, which is not part of the artifact. {advice}"
-        )
-
-
 def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: expected a directory with {MANIFEST_FILE}.")
@@ -165,8 +128,8 @@ def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
     for name, entry in manifest.files.items():
         if name.endswith(TENSOR_SUFFIX):
             headers[name] = read_header(files[name], entry.size, str(folder / name))
-        elif entry.size > MAX_MANIFEST_BYTES:
-            raise ArtifactError(f"{folder / name}: larger than {MAX_MANIFEST_BYTES} bytes.")
+        elif entry.size > beside_limit(name):
+            raise ArtifactError(f"{folder / name}: larger than {beside_limit(name)} bytes.")
     check_agreement(manifest, headers, str(folder))
     return OpenArtifact(folder, manifest, files, headers)
 
@@ -192,35 +155,6 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         )
 
 
-def open_regular(path: Path, size: int | None) -> BinaryIO:
-    """Open a regular file of `size` bytes, never a link or device; None takes any size."""
-    try:
-        descriptor = os.open(path, _OPEN_FLAGS)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be opened ({error.strerror}).") from error
-    file = os.fdopen(descriptor, "rb")
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or (size is not None and status.st_size != size):
-        file.close()
-        raise ArtifactError(
-            f"{path}: expected a regular file of {size} bytes, found {status.st_size} bytes; it was"
-            " truncated or replaced."
-        )
-    return file
-
-
-def read_manifest(folder: Path) -> bytes:
-    """The bytes of the manifest in `folder`, bounded."""
-    path = folder / MANIFEST_FILE
-    with open_regular(path, None) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_MANIFEST_BYTES:
-            raise ArtifactError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed.")
-        return file.read(MAX_MANIFEST_BYTES)
-
-
 def _still_there(path: AnyPath, folder: Path, before: object) -> bool:
     """Whether `folder`, unchanged, is what a reader of `path` finds now.
 
@@ -237,54 +171,3 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_ctime_ns
-
-
-_ADVICE = "Nothing was done. Choose another path, or change that."
-
-
-def check_destination(target: Path) -> None:
-    """Raise unless an artifact can be written to `target`: new, or in place of an older one.
-
-    Raises:
-        ArtifactError: something that is no artifact of ours lies there.
-        ResourceError: its folder cannot be made or written.
-    """
-    _check_parents(target)
-    check_replaceable(target)
-
-
-def check_file_destination(target: Path, *, makes_parents: bool = True) -> None:
-    """Raise ResourceError unless a file can be written to `target`.
-
-    Args:
-        target: the file, new or old.
-        makes_parents: whether its writer makes the folders that are missing.
-    """
-    if target.is_dir():
-        raise ResourceError(f"{target}: is a folder; expected the name of a file. {_ADVICE}")
-    if not makes_parents and not os.path.lexists(target.parent):
-        raise ResourceError(
-            f"{target}: cannot be written: there is no folder {target.parent}. Nothing was done."
-            " Make it, or choose another path."
-        )
-    _check_parents(target)
-
-
-def _check_parents(target: Path) -> None:
-    """Missing folders are made later; the nearest one that is there must take something new."""
-    folder = Path(os.path.realpath(target)).parent
-    while not os.path.lexists(folder) and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir():
-        raise ResourceError(
-            f"{target}: cannot be written: {folder} is a file, not a folder. {_ADVICE}"
-        )
-    probe = folder / f".probe-{uuid.uuid4().hex}"
-    try:
-        probe.mkdir()
-        probe.rmdir()
-    except OSError as error:
-        raise ResourceError(
-            f"{target}: cannot be written: nothing can be made in {folder}"
-            f" ({error.strerror or error}). {_ADVICE}"
-        ) from error

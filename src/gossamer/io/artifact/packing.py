@@ -9,24 +9,17 @@ anything is expanded.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
 
 from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
-from gossamer.formats import (
-    FORMATS,
-    Positions,
-    SparseMatrix,
-    choose_format,
-    decode,
-    encode,
-    matrix_shape,
-)
+from gossamer.formats import FORMATS, Positions, SparseMatrix, choose_format, decode, encode
 from gossamer.formats.bits import check_bits, row_bytes, unpack_bits
 from gossamer.formats.grid import Grid, Levels, find_grid
-from gossamer.io.artifact.agreement import parse_mask_pattern
+from gossamer.formats.matrix import matrix_shape
+from gossamer.io.artifact.agreement import parse_mask_pattern, table_state
 from gossamer.io.artifact.inventory import Inventory, Slot
 from gossamer.io.artifact.manifest import (
     CODES,
@@ -41,12 +34,14 @@ from gossamer.io.artifact.manifest import (
     Manifest,
     MaskEntry,
     SparseEntry,
+    TableEntry,
     TensorEntry,
     TiedEntry,
     array_key,
 )
-from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
-from gossamer.nn.layers import SparseLayer
+from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
+from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.layers.tables import TableLayer, TableState
 from gossamer.patterns import Pattern
 
 SHARD_BYTES = 2 * 2**30
@@ -82,6 +77,8 @@ def plan_pieces(
             # Dense files have no masks: a tied weight with its zeros is another tensor than the
             # unmasked one.
             pieces.append(_dense_piece(slot))
+        elif slot.table is not None:
+            pieces.append(_table_piece(slot, slot.table))
         elif slot.layer is None:
             pieces.append(_coded_piece(slot) or _dense_piece(slot, halved=_fits_bfloat16(slot)))
         elif owner is None:
@@ -113,17 +110,36 @@ def _fits_bfloat16(slot: Slot) -> bool:
 
 
 def _dense_piece(slot: Slot, *, halved: bool = False) -> Piece:
-    stored = torch.bfloat16 if halved else slot.tensor.dtype
+    stored = torch.bfloat16 if halved else slot.dtype
 
     def pack(file: str) -> Packed:
         return {WHOLE: slot.dense().to(stored)}, DenseEntry(
             file=file,
             shape=slot.shape,
-            dtype=dtype_name(slot.tensor.dtype),
+            dtype=dtype_name(slot.dtype),
             stored="bfloat16" if halved else None,
         )
 
     return Piece(slot.name, torch.Size(slot.shape).numel() * stored.itemsize, pack)
+
+
+def _table_piece(slot: Slot, layer: TableLayer) -> Piece:
+    """A table as it is: nothing is rounded, and codes stay codes."""
+    state = TableState.of(layer)
+    how, arrays = state.quantising, state.arrays
+
+    def pack(file: str) -> Packed:
+        entry = TableEntry(
+            file=file,
+            shape=slot.shape,
+            form=state.form,
+            rows=len(arrays["rows"]),
+            arrays=tuple(sorted(arrays)),
+            **asdict(how),
+        )
+        return arrays, entry
+
+    return Piece(slot.name, sum(array.nbytes for array in arrays.values()), pack)
 
 
 def _coded_piece(slot: Slot) -> Piece | None:
@@ -141,8 +157,7 @@ def _coded_piece(slot: Slot) -> Piece | None:
         codes = _codes_entry(grid, matrix)
         return arrays, DenseEntry(file=file, shape=slot.shape, dtype="float32", codes=codes)
 
-    num_bytes = grid.packed_bytes(rows * columns) + _scale_bytes(matrix, grid)
-    return Piece(slot.name, num_bytes, pack)
+    return Piece(slot.name, grid.packed_bytes(rows * columns) + _scale_bytes(matrix, grid), pack)
 
 
 def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
@@ -169,7 +184,8 @@ def _sparse_piece(slot: Slot, layer: SparseLayer) -> Piece:
             format=format_name,
             arrays=tuple(sorted(arrays)),
             mask=_mask_entry(layer),
-            holder="masked" if layer.form == "masked" else "compact",
+            # Packed layers have become compact ones before.
+            holder=layer.form,  # type: ignore[arg-type]
             mode=getattr(layer, "mode", None),
             codes=codes,
         )
@@ -235,7 +251,7 @@ class TiedMask:
     pattern: Pattern
 
 
-Decoded = torch.Tensor | SparseWeight | TiedMask
+Decoded = torch.Tensor | SparseWeight | TableState | TiedMask
 
 
 def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Decoded]:
@@ -247,6 +263,8 @@ def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Deco
         try:
             if isinstance(entry, SparseEntry):
                 decoded[name] = _decode_sparse(entry, own, place)
+            elif isinstance(entry, TableEntry):
+                decoded[name] = _decode_table(entry, own, place)
             elif isinstance(entry, DenseEntry):
                 if entry.codes is None:
                     decoded[name] = own[WHOLE].to(DTYPE_NAMES[entry.dtype])
@@ -272,6 +290,12 @@ def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> SparseWeig
     _check_mask(entry.mask, matrix.nnz, matrix.positions.digest, where)
     floats = replace(matrix, levels=levels).floats()
     return SparseWeight(SparseMatrix(matrix.positions, floats), entry.holder)
+
+
+def _decode_table(entry: TableEntry, arrays: Arrays, where: str) -> TableState:
+    state = table_state(entry, arrays)
+    state.check(entry.shape, where)
+    return state
 
 
 def _read_codes(entry: CodesEntry, arrays: Arrays, where: str) -> tuple[Grid, torch.Tensor]:

@@ -23,17 +23,24 @@ from gossamer.io.artifact.inventory import (
     owner_of,
     unwrap,
 )
-from gossamer.io.artifact.manifest import DenseEntry, Manifest, SparseEntry, TransformersNode
+from gossamer.io.artifact.manifest import (
+    DenseEntry,
+    Manifest,
+    SparseEntry,
+    TableEntry,
+    TransformersNode,
+)
 from gossamer.io.artifact.opened import OpenArtifact, open_artifact
 from gossamer.io.artifact.packing import Arrays, Decoded, SparseWeight, TiedMask, decode_all
-from gossamer.io.safe_files import check_memory
+from gossamer.io.safe_files.checks import check_memory
 from gossamer.io.safe_files.directories import AnyPath
-from gossamer.io.safe_files.tensors import dtype_name
-from gossamer.nn import MaskedWeight, Mode
+from gossamer.io.safe_files.dtypes import dtype_name
 from gossamer.nn.forms import to_compact, to_dense, to_masked
 from gossamer.nn.layer_kinds import form_of
+from gossamer.nn.layers import MaskedWeight, Mode
+from gossamer.nn.layers.tables import TableState
 from gossamer.nn.surgery import disable_fast_paths, replace_module
-from gossamer.ops.training import expand_matrix
+from gossamer.ops.training.expansion import expand_matrix
 from gossamer.patterns import Pattern
 
 _ROOT = "model"
@@ -123,8 +130,10 @@ class Placement:
             entry = self.manifest.tensors[owner_of(self.manifest, self.matched[name])]
             if slot.layer is not None and not isinstance(entry, SparseEntry):
                 replace_module(self._root, slot.layer, to_dense(slot.layer))
+            elif slot.table is not None and not isinstance(entry, TableEntry):
+                replace_module(self._root, slot.table, to_dense(slot.table))
         # Ordinary tensors first: sparse layers take over the bias that is there.
-        for kind in (torch.Tensor, SparseWeight):
+        for kind in (torch.Tensor, TableState, SparseWeight):
             for name, stored in self.matched.items():
                 if stored == name and isinstance(self.decoded.get(name), kind):
                     self._put(self._slot(name), self.decoded.pop(name))
@@ -147,23 +156,22 @@ class Placement:
         return next(slot for slot in own_slots(path, self._module(path)) if slot.name == name)
 
     def _put(self, slot: Slot, decoded: Any) -> None:
-        if isinstance(decoded, torch.Tensor):
-            self._put_tensor(slot, decoded)
+        if isinstance(decoded, TableState):
+            if not (self.in_place and decoded.copy_into(slot.module)):
+                replace_module(self._root, slot.module, decoded.restored(slot.module, slot.name))
+        elif not isinstance(decoded, torch.Tensor):
+            puts = {"masked": self._put_masked, "compact": self._put_compact}
+            puts[decoded.form](slot, decoded.matrix)
+        elif self._keeps(slot):
+            slot.tensor.data.copy_(decoded)
+        elif slot.is_parameter:
+            slot.module._parameters[slot.attribute] = self._parameter(slot, decoded)
         else:
-            put = self._put_masked if decoded.form == "masked" else self._put_compact
-            put(slot, decoded.matrix)
+            slot.module._buffers[slot.attribute] = decoded
 
     def _keeps(self, slot: Slot) -> bool:
         """Whether the tensor that is there stays and is overwritten."""
         return self.in_place and not slot.tensor.is_meta
-
-    def _put_tensor(self, slot: Slot, tensor: torch.Tensor) -> None:
-        if self._keeps(slot):
-            slot.tensor.data.copy_(tensor)
-        elif slot.is_parameter:
-            slot.module._parameters[slot.attribute] = self._parameter(slot, tensor)
-        else:
-            slot.module._buffers[slot.attribute] = tensor
 
     def _put_masked(self, slot: Slot, matrix: SparseMatrix) -> None:
         layer, weight = _without_compact(slot.module), expand_matrix(matrix)

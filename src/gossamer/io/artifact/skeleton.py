@@ -78,7 +78,8 @@ _RULES = {
         ("dim", _or_none(DIM)),
         ("padding_idx", _or_none(_whole("an integer", -MAX_DIM, MAX_DIM))),
         ("bias inplace affine track_running_stats elementwise_affine", FLAG),
-        ("scale_grad_by_freq sparse return_indices ceil_mode count_include_pad", FLAG),
+        ("ceil_mode count_include_pad", FLAG),
+        ("scale_grad_by_freq sparse include_last_offset return_indices", FLAG),
         ("add_bias_kv add_zero_attn batch_first norm_first enable_nested_tensor", FLAG),
         ("eps layer_norm_eps norm_type negative_slope alpha beta threshold p dropout", REAL),
         ("momentum max_norm", _or_none(REAL)),
@@ -87,6 +88,7 @@ _RULES = {
         ("divisor_override", _or_none(COUNT)),
         ("padding_mode", _choice("zeros", "reflect", "replicate", "circular")),
         ("approximate", _choice("none", "tanh")),
+        ("mode", _choice("sum", "mean", "max")),
         ("activation", _choice("relu", "gelu")),
     )
     for name in names.split()
@@ -113,6 +115,8 @@ _ARGUMENTS: dict[type[nn.Module], str] = {
     nn.Conv2d: _CONV,
     nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq"
     " sparse",
+    nn.EmbeddingBag: "num_embeddings embedding_dim max_norm norm_type scale_grad_by_freq mode"
+    " sparse include_last_offset padding_idx",
     nn.LayerNorm: "normalized_shape eps elementwise_affine bias",
     nn.RMSNorm: "normalized_shape eps elementwise_affine",
     nn.GroupNorm: "num_groups num_channels eps affine",

@@ -4,7 +4,6 @@
 import math
 import re
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -13,18 +12,19 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.artifact.architecture import build, describe
-from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory, unwrap
-from gossamer.io.artifact.manifest import (
+from gossamer.io.artifact.beside import (
     BESIDE_FILES,
     CARD_FILE,
     CONFIG_FILE,
-    MANIFEST_FILE,
-    MAX_BESIDE_BYTES,
-    MAX_RECIPE,
     REPORT_FILE,
+    beside_limit,
+)
+from gossamer.io.artifact.destination import check_replaceable
+from gossamer.io.artifact.inventory import Inventory, as_stored, take_inventory, unwrap
+from gossamer.io.artifact.manifest import (
+    MAX_RECIPE,
     WHOLE,
     ArtifactKind,
-    FileEntry,
     Manifest,
     SparseEntry,
     TransformersNode,
@@ -32,7 +32,6 @@ from gossamer.io.artifact.manifest import (
     manifest_bytes,
     parse_manifest,
 )
-from gossamer.io.artifact.opened import check_replaceable
 from gossamer.io.artifact.packing import (
     BYTES_PER_PIECE,
     SHARD_BYTES,
@@ -42,12 +41,15 @@ from gossamer.io.artifact.packing import (
     transposed,
 )
 from gossamer.io.huggingface import config_of
-from gossamer.io.pruners import SINGLE_FILE, bitmask_settings, row_offsets
+from gossamer.io.pruners.compressed_tensors import bitmask_settings, row_offsets
+from gossamer.io.pruners.plain_checkpoint import SINGLE_FILE
 from gossamer.io.safe_files.directories import AnyPath, replace_directory
 from gossamer.io.safe_files.documents import pretty_json
-from gossamer.io.safe_files.tensors import DTYPE_NAMES, write_file
-from gossamer.nn.layers import SparseLayer
-from gossamer.nn.surgery.slimming import conv1d_paths
+from gossamer.io.safe_files.dtypes import DTYPE_NAMES
+from gossamer.io.safe_files.manifests import MANIFEST_FILE, FileEntry, producer
+from gossamer.io.safe_files.tensors import write_file
+from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.surgery.matrix_layers import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
 _WEIGHT = ".weight"
@@ -176,14 +178,6 @@ def _shard_name(kind: ArtifactKind, number: int, total: int) -> str:
     return f"{stem}-{number:05}-of-{total:05}.safetensors"
 
 
-def producer() -> str:
-    """Name and version of this gossamer, for manifests."""
-    try:
-        return f"gossamer {version('gossamer')}"
-    except PackageNotFoundError:
-        return "gossamer (not installed)"
-
-
 def _check_beside(beside: Mapping[str, bytes] | None) -> dict[str, bytes]:
     """The same files, or InputError for a name that is not in the list or content too large."""
     files = dict(beside or {})
@@ -193,9 +187,9 @@ def _check_beside(beside: Mapping[str, bytes] | None) -> dict[str, bytes]:
                 f"beside: {ascii(name)[:80]} is not carried along; known:"
                 f" {', '.join(sorted(BESIDE_FILES))}."
             )
-        if not isinstance(raw, bytes) or len(raw) > MAX_BESIDE_BYTES:
+        if not isinstance(raw, bytes) or len(raw) > beside_limit(name):
             raise InputError(
-                f"beside: {name} must be at most {MAX_BESIDE_BYTES} bytes, got"
+                f"beside: {name} must be at most {beside_limit(name)} bytes, got"
                 f" {len(raw) if isinstance(raw, bytes) else type(raw).__name__}."
             )
     return files
@@ -266,11 +260,10 @@ def save_compressed_tensors(
     layers = sparse.values()
     kept = sum(layer.nnz for layer in layers)
     total = sum(math.prod(layer.matrix_shape) for layer in layers)
-    is_24 = {str(layer.pattern) for layer in layers} == {"2:4"}
     settings = bitmask_settings(
         [name.removesuffix(_WEIGHT) for name in sparse],
         1 - kept / max(1, total),
-        "2:4" if is_24 else "unstructured",
+        "2:4" if {str(layer.pattern) for layer in layers} == {"2:4"} else "unstructured",
     )
     documents = _check_beside(beside) | {CONFIG_FILE: pretty_json(config | settings)}
     pieces, _ = plan_pieces(inventory, "dense")

@@ -25,7 +25,8 @@ from torch import nn
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.gguf.header import GgufHeader, GgufTensor, open_gguf
 from gossamer.io.huggingface import from_tensors
-from gossamer.io.safe_files import MAX_FAULTS_SHOWN, check_memory
+from gossamer.io.safe_files import MAX_FAULTS_SHOWN
+from gossamer.io.safe_files.checks import check_memory
 from gossamer.io.safe_files.directories import AnyPath
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.nn.families import answers

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files import MAX_HEADER_BYTES, MAX_TENSORS_PER_FILE, check_name, checked_bytes
+from gossamer.io.safe_files import MAX_HEADER_BYTES, MAX_TENSORS_PER_FILE
+from gossamer.io.safe_files.checks import check_name, checked_bytes
 from gossamer.named_files import open_named, size_of
 
 MAGIC = b"GGUF"

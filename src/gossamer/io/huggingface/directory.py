@@ -18,11 +18,13 @@ from gossamer.io.huggingface.transformers_models import (
     model_type_of,
     quiet_transformers,
 )
-from gossamer.io.pruners import apply_masks, expand_bitmasks, fold_pruned, read_tensors_of
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES, check_memory
+from gossamer.io.pruners.compressed_tensors import expand_bitmasks
+from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_tensors_of
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.checks import check_memory
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.named_files import is_inside, read_inside
-from gossamer.nn.surgery.slimming import conv1d_to_linear
+from gossamer.nn.surgery.matrix_layers import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
 _MAX_SKELETON_TENSORS = 10_000

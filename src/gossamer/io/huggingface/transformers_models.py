@@ -25,7 +25,8 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files.documents import parse_json
-from gossamer.nn.families import answers, starts_after_padding
+from gossamer.nn.families import answers
+from gossamer.nn.families.text import starts_after_padding
 
 CONFIG_FILE = "config.json"
 # Sizes of all known families; every one of them must be a whole number from 1 where it is set.
@@ -106,7 +107,11 @@ def make_config(model_type: str, content: dict[str, Any], max_layers: int) -> An
     fields = {name: value for name, value in content.items() if name in known}
     for name, value in fields.items():
         _check_value(name, value, max_layers)
-    _check_sizes(fields)
+    for name in _SIZES:
+        value = fields.get(name, 1)
+        absent = value is None and name in _MAY_BE_NONE
+        if not absent and (type(value) is not int or value < 1):
+            raise _fault(name, value, "a whole number from 1")
     try:
         with quiet_transformers():
             config = kind(**fields)
@@ -168,15 +173,6 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _check_sizes(content: Mapping[str, Any]) -> None:
-    """Refuse sizes that config.json gives and that cannot be."""
-    for name in _SIZES:
-        value = content.get(name, 1)
-        absent = value is None and name in _MAY_BE_NONE
-        if not absent and (type(value) is not int or value < 1):
-            raise _fault(name, value, "a whole number from 1")
 
 
 def _check_numbers(config: Any, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 """Reads an ONNX file into a checked graph: known operators, every value made once, no code.
 
 Differences between opsets end here: what is returned uses the operators of
-`gossamer.nn.operator_graph.OPERATORS` only.
+`nn/operator_graph/operators/` only.
 """
 
 import os
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from gossamer.errors import ArtifactError, GossamerError, InputError
-from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.graph import Node, OnnxGraph
 from gossamer.io.onnx.rules import LOWERED, UNIQUE_OUTPUTS, lower, normalise
 from gossamer.io.onnx.tensors import TensorReader, dtype_of
 from gossamer.named_files import read_named
-from gossamer.nn.operator_graph import OPERATORS, Attribute, PlanInput
+from gossamer.nn.operator_graph import PlanInput
+from gossamer.nn.operator_graph.operators import OPERATORS, Attribute
 
 ONNX_SUFFIX = ".onnx"
 OPSETS = range(11, 24)
@@ -38,7 +39,7 @@ def is_onnx(path: os.PathLike[str] | str) -> bool:
     return Path(path).suffix.lower() == ONNX_SUFFIX
 
 
-def read_onnx(path: Path, max_bytes: int | None = None) -> Graph:
+def read_onnx(path: Path, max_bytes: int | None = None) -> OnnxGraph:
     """The graph in a file, or ArtifactError."""
     model, where = _parse(path), str(path)
     versions = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
@@ -56,7 +57,7 @@ def read_onnx(path: Path, max_bytes: int | None = None) -> Graph:
         _input(entry, where) for entry in model.graph.input if entry.name not in constants
     )
     outputs = [(entry.name, entry.name) for entry in model.graph.output]
-    graph = Graph(where, inputs, outputs, constants)
+    graph = OnnxGraph(where, inputs, outputs, constants)
     known = {entry.name for entry in inputs} | set(constants)
     if len(known) != len(inputs) + len(constants):
         raise ArtifactError(f"{where}: two inputs have one name.")
@@ -153,7 +154,7 @@ def _node(proto: Any, number: int, where: str) -> Node:
     return node
 
 
-def _place(graph: Graph, node: Node, proto: Any, opset: int, tensors: TensorReader) -> None:
+def _place(graph: OnnxGraph, node: Node, proto: Any, opset: int, tensors: TensorReader) -> None:
     where = f"{graph.where}: {node}"
     attributes = _attributes(proto, where, tensors)
     if node.operator == "Constant":
@@ -224,7 +225,7 @@ def _constant(attributes: dict[str, Attribute | torch.Tensor], where: str) -> to
     raise ArtifactError(f"{where}: the attribute {name[:80]!a} cannot be read.")
 
 
-def _check_values(graph: Graph, known: set[str]) -> None:
+def _check_values(graph: OnnxGraph, known: set[str]) -> None:
     # Trimmed outputs (a mask of Dropout, indices of MaxPool) are known to the file but not made.
     made = {entry.name for entry in graph.inputs} | {*graph.constants, *graph.producer}
     nodes = dict.fromkeys(graph.producer.values())

@@ -4,8 +4,8 @@
 import torch
 
 from gossamer.errors import ArtifactError, GossamerError
-from gossamer.io.onnx.graph import Graph, Node
-from gossamer.nn.operator_graph import OPERATORS, largest_result
+from gossamer.io.onnx.graph import Node, OnnxGraph
+from gossamer.nn.operator_graph.operators import OPERATORS, largest_result
 
 # Elements that may be made of constants beyond what the file holds: masks and position tables.
 _BUDGET = 2**24
@@ -20,7 +20,7 @@ _KEEP_NAME = [
 ]
 
 
-def simplify(graph: Graph) -> None:
+def simplify(graph: OnnxGraph) -> None:
     """Drop copies, fold constants, compute equal nodes once."""
     for node in graph.nodes("Identity", "Dropout"):
         if len(node.inputs) < 3:
@@ -31,7 +31,7 @@ def simplify(graph: Graph) -> None:
 
 
 @torch.no_grad()
-def _fold_constants(graph: Graph) -> None:
+def _fold_constants(graph: OnnxGraph) -> None:
     left = _BUDGET + 4 * sum(tensor.numel() for tensor in graph.constants.values())
     for node in graph.nodes():
         if node.layer is not None or not all(v in graph.constants for v in node.inputs if v):
@@ -60,7 +60,7 @@ def _fold_constants(graph: Graph) -> None:
                 graph.scales[value] = graph.scales[source]
 
 
-def _merge_equal(graph: Graph) -> None:
+def _merge_equal(graph: OnnxGraph) -> None:
     """One node for all that compute the same from the same values."""
     seen: dict[object, Node] = {}
     for node in graph.nodes():

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.nn.operator_graph import Attribute, PlanInput
+from gossamer.nn.operator_graph import PlanInput
+from gossamer.nn.operator_graph.operators import Attribute
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Node:
 
 
 @dataclass
-class Graph:
+class OnnxGraph:
     """Nodes and constants; rewrites keep `producer` and `users` right.
 
     Attributes:

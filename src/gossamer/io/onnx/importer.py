@@ -8,7 +8,7 @@ from pathlib import Path
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.onnx.file import read_onnx
 from gossamer.io.onnx.folding import simplify
-from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.graph import Node, OnnxGraph
 from gossamer.io.onnx.layers import make_layers
 from gossamer.io.onnx.names import constant_keys, layer_paths
 from gossamer.io.onnx.patterns import find_attention, find_gelus, find_layer_norms, fold_batch_norms
@@ -56,11 +56,10 @@ def load_onnx(
     return _build(graph)
 
 
-def _build(graph: Graph) -> GraphModule:
+def _build(graph: OnnxGraph) -> GraphModule:
     nodes = graph.nodes()
     layered = [node for node in nodes if node.layer is not None]
-    paths = layer_paths([node.name for node in layered])
-    path_of = dict(zip(layered, paths, strict=True))
+    path_of = dict(zip(layered, layer_paths([node.name for node in layered]), strict=True))
     used = {value for node in nodes for value in node.inputs} | {v for _, v in graph.outputs}
     constants = [name for name in graph.constants if name in used]
     keys = constant_keys([graph.origins.get(name, name) for name in constants])
@@ -87,7 +86,7 @@ def _build(graph: Graph) -> GraphModule:
     return model.eval()
 
 
-def _scales(graph: Graph, path_of: dict[Node, str]) -> dict[str, StoredScales]:
+def _scales(graph: OnnxGraph, path_of: dict[Node, str]) -> dict[str, StoredScales]:
     found = {}
     for node in graph.nodes("Linear", "Conv2d"):
         weight = graph.scales.get(node.outputs[0])

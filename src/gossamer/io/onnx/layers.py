@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.graph import Node, OnnxGraph
 
 Sizes = tuple[int, ...]
 # Pads of a convolution that keep the size: their amount depends on the image.
@@ -27,7 +27,7 @@ def filled(
 
 
 @torch.no_grad()
-def make_layers(graph: Graph) -> None:
+def make_layers(graph: OnnxGraph) -> None:
     """MatMul and Gemm (with the bias behind them) and two-dimensional Conv, as layers."""
     shared: dict[object, nn.Parameter] = {}
     for node in graph.nodes("Gemm", "MatMul"):
@@ -36,7 +36,7 @@ def make_layers(graph: Graph) -> None:
         _conv(graph, node)
 
 
-def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> None:
+def _linear(graph: OnnxGraph, node: Node, shared: dict[object, nn.Parameter]) -> None:
     weight, bias, last = node.inputs[1], node.input(2), node
     values = _weight(graph, node, 2)
     if values is None or node.attributes.get("transA", 0):
@@ -62,18 +62,18 @@ def _linear(graph: Graph, node: Node, shared: dict[object, nn.Parameter]) -> Non
     graph.put_layer(layer, node.inputs[0], last, weight, bias, name=node.name)
 
 
-def _weight(graph: Graph, node: Node, ndim: int) -> torch.Tensor | None:
+def _weight(graph: OnnxGraph, node: Node, ndim: int) -> torch.Tensor | None:
     """The constant weight of a product, if it has floats and so many dimensions."""
     values = graph.constants.get(node.inputs[1])
     fits = values is not None and values.ndim == ndim and values.is_floating_point()
     return values if fits else None
 
 
-def _has_shape(graph: Graph, value: str, shape: torch.Size) -> bool:
+def _has_shape(graph: OnnxGraph, value: str, shape: torch.Size) -> bool:
     return value in graph.constants and graph.constants[value].shape == shape
 
 
-def _conv(graph: Graph, node: Node) -> None:
+def _conv(graph: OnnxGraph, node: Node) -> None:
     bias, values, group = node.input(2), _weight(graph, node, 4), node.attributes.get("group", 1)
     if values is None or (bias and not _has_shape(graph, bias, values.shape[:1])):
         return
@@ -89,7 +89,7 @@ def _conv(graph: Graph, node: Node) -> None:
 
 
 def _padding(
-    graph: Graph, node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes
+    graph: OnnxGraph, node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes
 ) -> tuple[str, Sizes]:
     """(what the layer reads, padding it does itself); other padding is a step before it."""
     mode = str(node.attributes.get("auto_pad", "NOTSET"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.graph import Node, OnnxGraph
 
 # fp32 constants in files are rounded, some of them to a few digits.
 _CLOSE = 1e-4
@@ -18,10 +18,10 @@ _CLOSE = 1e-4
 # Values by the names that a pattern gives them.
 Found = dict[str, str]
 # Every way in which a value can match, given what was found before.
-Pattern = Callable[[Graph, str, Found], Iterator[Found]]
+Pattern = Callable[[OnnxGraph, str, Found], Iterator[Found]]
 
 
-def find(graph: Graph, operator: str, pattern: Pattern) -> Iterator[tuple[Node, Found]]:
+def find(graph: OnnxGraph, operator: str, pattern: Pattern) -> Iterator[tuple[Node, Found]]:
     """The nodes of an operator that make what the pattern describes, and the values it names.
 
     The caller may replace a node before it asks for the next one.
@@ -38,7 +38,7 @@ def made(
     name: str = "",
     alone: bool = False,
     swaps: bool = False,
-    where: Callable[[Graph, Node], bool] = lambda graph, node: True,
+    where: Callable[[OnnxGraph, Node], bool] = lambda graph, node: True,
 ) -> Pattern:
     """What an operator makes of its inputs.
 
@@ -52,7 +52,7 @@ def made(
     """
     patterns = [_anything(each) if isinstance(each, str) else each for each in inputs]
 
-    def matches(graph: Graph, value: str, found: Found) -> Iterator[Found]:
+    def matches(graph: OnnxGraph, value: str, found: Found) -> Iterator[Found]:
         node = graph.maker(value, *operators.split())
         used_elsewhere = alone and graph.sole_user(value) is None
         if node is None or used_elsewhere or not where(graph, node):
@@ -66,7 +66,7 @@ def made(
 def either(*patterns: Pattern) -> Pattern:
     """A value that matches one of several patterns."""
 
-    def matches(graph: Graph, value: str, found: Found) -> Iterator[Found]:
+    def matches(graph: OnnxGraph, value: str, found: Found) -> Iterator[Found]:
         for pattern in patterns:
             yield from pattern(graph, value, found)
 
@@ -76,7 +76,7 @@ def either(*patterns: Pattern) -> Pattern:
 def constant(name: str, fits: Callable[[torch.Tensor], bool] = lambda tensor: True) -> Pattern:
     """A constant for which `fits` is true."""
 
-    def matches(graph: Graph, value: str, found: Found) -> Iterator[Found]:
+    def matches(graph: OnnxGraph, value: str, found: Found) -> Iterator[Found]:
         if value in graph.constants and fits(graph.constants[value]):
             yield {**found, name: value}
 
@@ -96,7 +96,7 @@ def number(wanted: float, tolerance: float = _CLOSE) -> Pattern:
 
 
 def _anything(name: str) -> Pattern:
-    def matches(graph: Graph, value: str, found: Found) -> Iterator[Found]:
+    def matches(graph: OnnxGraph, value: str, found: Found) -> Iterator[Found]:
         if found.get(name, value) == value:
             yield {**found, name: value}
 
@@ -104,7 +104,7 @@ def _anything(name: str) -> Pattern:
 
 
 def _all_match(
-    graph: Graph, patterns: Sequence[Pattern], values: Sequence[str], found: Found
+    graph: OnnxGraph, patterns: Sequence[Pattern], values: Sequence[str], found: Found
 ) -> Iterator[Found]:
     if not patterns:
         yield found

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.graph import Node, OnnxGraph
 from gossamer.io.onnx.layers import filled
 from gossamer.io.onnx.matching import constant, either, find, made, number, scalar
 
 
-def _over_last(graph: Graph, mean: Node) -> bool:
+def _over_last(graph: OnnxGraph, mean: Node) -> bool:
     given = graph.constants.get(mean.input(1))
     axes = mean.attributes.get("axes") if given is None else tuple(given.tolist())
     return axes == (-1,) and mean.attributes.get("keepdims", 1) == 1
@@ -30,7 +30,7 @@ _NORMALISED = made("Div", _CENTRED, _DEVIATION)
 _LAYER_NORM = _sum(_product(_NORMALISED, _vector("gain"), alone=True), _vector("shift"))
 
 
-def find_layer_norms(graph: Graph) -> None:
+def find_layer_norms(graph: OnnxGraph) -> None:
     """(x - mean) / sqrt(mean of squares + eps) * gain + shift over the last dimension."""
     for add, found in find(graph, "Add", _LAYER_NORM):
         gain, shift = found["gain"], found["shift"]
@@ -45,7 +45,7 @@ def find_layer_norms(graph: Graph) -> None:
 
 
 def _put_norm(
-    graph: Graph, last: Node, x: str, parameters: tuple[str, str], epsilon: float
+    graph: OnnxGraph, last: Node, x: str, parameters: tuple[str, str], epsilon: float
 ) -> None:
     gain, shift = parameters
     weight = nn.Parameter(graph.constants[gain].clone())
@@ -64,7 +64,7 @@ _GELU = either(
 )
 
 
-def find_gelus(graph: Graph) -> None:
+def find_gelus(graph: OnnxGraph) -> None:
     """X / 2 * (1 + erf(x / sqrt 2)), in whatever order it is multiplied."""
     for last, found in find(graph, "Mul", _GELU):
         graph.put_layer(nn.GELU(), found["x"], last)
@@ -85,7 +85,7 @@ _SHARES = made("Softmax FlatSoftmax", _SCORES, name="shares", alone=True)
 _ATTENTION = made("MatMul", _SHARES, "value")
 
 
-def find_attention(graph: Graph) -> None:
+def find_attention(graph: OnnxGraph) -> None:
     """MatMul, scale, bias, Softmax over the last dimension and MatMul, as one step.
 
     Scores are then never written to memory.
@@ -107,7 +107,7 @@ def find_attention(graph: Graph) -> None:
 
 
 @torch.no_grad()
-def fold_batch_norms(graph: Graph) -> None:
+def fold_batch_norms(graph: OnnxGraph) -> None:
     """A BatchNormalization behind a convolution becomes part of its weight and bias."""
     pattern = made("BatchNormalization", made("Conv", alone=True))
     for norm, _ in find(graph, "BatchNormalization", pattern):

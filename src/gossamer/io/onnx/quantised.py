@@ -8,7 +8,7 @@ file is read), and MatMulInteger or ConvInteger with a scale multiplied in after
 
 import torch
 
-from gossamer.io.onnx.graph import Graph, Node
+from gossamer.io.onnx.graph import Node, OnnxGraph
 from gossamer.io.onnx.matching import constant, either, find, made
 
 _FLOAT = 1  # TensorProto.FLOAT
@@ -25,7 +25,7 @@ _SCALED = made("Mul", _CAST, "factor", swaps=True)
 
 
 @torch.no_grad()
-def find_integer_products(graph: Graph) -> None:
+def find_integer_products(graph: OnnxGraph) -> None:
     """Cast(integer product [+ integer bias]) * scale, as a product of floats."""
     for last, found in find(graph, "Mul", _SCALED):
         node, weight = graph.producer[found["product"]], graph.constants[found["weight"]]
@@ -56,7 +56,7 @@ def find_integer_products(graph: Graph) -> None:
         graph.replace(last, *new)
 
 
-def _scales(graph: Graph, node: Node, factor: str) -> tuple[str, torch.Tensor] | None:
+def _scales(graph: OnnxGraph, node: Node, factor: str) -> tuple[str, torch.Tensor] | None:
     """(name of the scale of the activation, scale of the weight); their product is `factor`."""
     source = graph.maker(node.inputs[0], "QuantizeLinear", "DynamicQuantizeLinear")
     zero = node.input(2)
@@ -85,7 +85,7 @@ def _along_outputs(node: Node, weight: torch.Tensor, scale: torch.Tensor) -> tor
     return scale.reshape([-1 if place == axis else 1 for place in range(weight.ndim)])
 
 
-def join_pairs(graph: Graph, *, rounding: bool) -> None:
+def join_pairs(graph: OnnxGraph, *, rounding: bool) -> None:
     """QuantizeLinear and DequantizeLinear of the same scale in one step.
 
     Args:
@@ -113,7 +113,7 @@ def join_pairs(graph: Graph, *, rounding: bool) -> None:
                 graph.replace(node, new)
 
 
-def _same(graph: Graph, first: str, second: str) -> bool:
+def _same(graph: OnnxGraph, first: str, second: str) -> bool:
     one, other = graph.constants.get(first), graph.constants.get(second)
     equal = one is not None and other is not None and torch.equal(one, other)
     return first == second or equal

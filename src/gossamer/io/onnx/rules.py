@@ -4,8 +4,8 @@
 from collections.abc import Callable
 
 from gossamer.errors import InputError
-from gossamer.io.onnx.graph import Graph, Node
-from gossamer.nn.operator_graph import Attribute
+from gossamer.io.onnx.graph import Node, OnnxGraph
+from gossamer.nn.operator_graph.operators import Attribute
 
 # Outputs that are computed; None stands for all of them, everything else has one.
 UNIQUE_OUTPUTS = {"Split": None, "DynamicQuantizeLinear": 3}
@@ -36,7 +36,7 @@ def normalise(node: Node, opset: int) -> None:
         node.operator = _FLAT[node.operator]
 
 
-def lower(node: Node, graph: Graph) -> list[Node]:
+def lower(node: Node, graph: OnnxGraph) -> list[Node]:
     """The nodes that compute what `node` does, with operators of the table."""
     if node.operator not in LOWERED:
         return [node]
@@ -74,8 +74,7 @@ def _lower_conv(node: Node, add: Add) -> None:
         # The bias is int32 in units of the scale of x times that of the weight.
         unit = add("Mul", node.inputs[1], node.inputs[4])
         inputs.append(add("DequantizeLinear", node.inputs[8], unit, axis=0))
-    product = add("Conv", *inputs, **node.attributes)
-    add("QuantizeLinear", product, *node.inputs[6:8], axis=1)
+    add("QuantizeLinear", add("Conv", *inputs, **node.attributes), *node.inputs[6:8], axis=1)
 
 
 def _lower_log_softmax(node: Node, add: Add) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files import check_memory, checked_bytes
+from gossamer.io.safe_files.checks import check_memory, checked_bytes
 from gossamer.named_files import open_inside, size_of
-from gossamer.nn.operator_graph import DTYPES
+from gossamer.nn.operator_graph.operators import DTYPES
 
 _EXTERNAL = 1  # TensorProto.DataLocation
 # Where protobuf keeps numbers that are not raw bytes; all others are int32, floats of 16 bits too.

@@ -13,9 +13,16 @@ import torch
 
 from gossamer.errors import ArtifactError, FormatError
 from gossamer.formats import decode
-from gossamer.io.pruners.dense_checkpoint import Tensors
-from gossamer.io.safe_files import MAX_TENSOR_BYTES, check_memory
+from gossamer.io.pruners.plain_checkpoint import Tensors
+from gossamer.io.safe_files import MAX_TENSOR_BYTES
+from gossamer.io.safe_files.checks import check_memory
 from gossamer.patterns import NM, Unstructured
+
+__all__ = [
+    "bitmask_settings",
+    "expand_bitmasks",
+    "row_offsets",
+]
 
 BITMASK_FORMAT = "sparse-bitmask"
 TWO_FOUR_FORMAT = "sparse-24-bitmask"

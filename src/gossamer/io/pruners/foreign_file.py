@@ -45,26 +45,8 @@ EXPECTED = (
 
 def describe_foreign(path: Path) -> str | None:
     """A sentence on what lies at `path` and how to get a model from it; None if it may be one."""
-    return _describe_folder(path) if path.is_dir() else _describe_file(path)
-
-
-def _describe_folder(path: Path) -> str | None:
-    names = sorted(entry.name for entry in path.iterdir())
-    if {"manifest.json", "config.json"} & set(names) or list(path.glob("*.safetensors")):
-        return None
-    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
-    if pickles:
-        name = str(path / pickles[0])
-        return f"{name} is a checkpoint that is a pickle, {_PICKLE.format(name=name)}"
-    for pattern, what, advice in _IN_FOLDER:
-        found = sorted(path.glob(pattern))
-        if found:
-            return f"is {what}. {advice.format(found=found[0])}"
-    held = ", ".join(map(ascii, names[:5])) + (", ..." if len(names) > 5 else "")
-    return f"is a folder without a model: it holds {held or 'nothing'}. {EXPECTED}"
-
-
-def _describe_file(path: Path) -> str | None:
+    if path.is_dir():
+        return _describe_folder(path)
     if not path.is_file():
         return f"is neither a file nor a folder. {EXPECTED}"
     with open_named(path) as file:
@@ -83,6 +65,22 @@ def _describe_file(path: Path) -> str | None:
     if _is_text(head) and path.suffix not in (".safetensors", ".onnx", ".gguf"):
         return f"is a text file, not a model. {EXPECTED}"
     return None
+
+
+def _describe_folder(path: Path) -> str | None:
+    names = sorted(entry.name for entry in path.iterdir())
+    if {"manifest.json", "config.json"} & set(names) or list(path.glob("*.safetensors")):
+        return None
+    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    if pickles:
+        name = str(path / pickles[0])
+        return f"{name} is a checkpoint that is a pickle, {_PICKLE.format(name=name)}"
+    for pattern, what, advice in _IN_FOLDER:
+        found = sorted(path.glob(pattern))
+        if found:
+            return f"is {what}. {advice.format(found=found[0])}"
+    held = ", ".join(map(ascii, names[:5])) + (", ..." if len(names) > 5 else "")
+    return f"is a folder without a model: it holds {held or 'nothing'}. {EXPECTED}"
 
 
 def _describe_zip(path: Path) -> str:

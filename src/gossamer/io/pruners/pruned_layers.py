@@ -14,7 +14,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
 from gossamer.errors import InputError
-from gossamer.io.pruners.dense_checkpoint import MASK, ORIGINAL, AdoptedLayer, as_mask
+from gossamer.io.pruners.dense_checkpoint import AdoptedLayer
+from gossamer.io.pruners.plain_checkpoint import MASK, ORIGINAL, as_mask
 from gossamer.nn.forms import can_mask, to_masked
 from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.patterns import Pattern, detect_pattern
@@ -57,8 +58,7 @@ def adopt_pruned(model: nn.Module) -> list[AdoptedLayer]:
     ]
     for item in found:
         _restore(item.layer)
-        masked = to_masked(item.layer, item.mask, item.pattern)
-        replace_module(model, item.layer, masked)
+        replace_module(model, item.layer, to_masked(item.layer, item.mask, item.pattern))
     disable_fast_paths(model)
     return [
         AdoptedLayer(item.name, item.pattern, 1 - float(item.mask.double().mean()))

@@ -3,30 +3,20 @@
 
 One file per family holds its row, a `Family`. Start with `family.py`, which lists the questions,
 and `llama.py`, which answers most of them. Whoever needs to know where a family keeps something
-asks here: `answers("classes")` for all families, `block_of(module)` for one block. A family without
-an answer says why in a text. A new family is one new file and its line in `table.py`.
+asks here: `answers("classes")` for all families, `block_of(module)` for one block, `family_of`
+for a whole model. `BlockParts`, `Chain` and `GrowthFacts` are such answers; a family without one
+says why in a text. `text` has what users of text models ask. A new family is one new file and its
+line in `table.py`.
 """
 
 from gossamer.nn.families.family import BlockParts, Chain, GrowthFacts
-from gossamer.nn.families.table import (
-    DECODER_HEADS,
-    answers,
-    block_of,
-    family_of,
-    is_decoder,
-    num_positions,
-    starts_after_padding,
-)
+from gossamer.nn.families.table import answers, block_of, family_of
 
 __all__ = [
-    "DECODER_HEADS",
     "BlockParts",
     "Chain",
     "GrowthFacts",
     "answers",
     "block_of",
     "family_of",
-    "is_decoder",
-    "num_positions",
-    "starts_after_padding",
 ]

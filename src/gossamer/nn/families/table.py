@@ -6,7 +6,6 @@ from typing import Any, Final, Literal
 
 from torch import nn
 
-from gossamer.errors import InputError
 from gossamer.nn.families import (
     bert,
     distilbert,
@@ -20,7 +19,7 @@ from gossamer.nn.families import (
     zoo_encoder,
     zoo_gpt,
 )
-from gossamer.nn.families.family import BlockParts, ClassNames, Family, PositionFacts
+from gossamer.nn.families.family import BlockParts, Family
 
 FAMILIES: Final[tuple[Family, ...]] = (
     plain.SEQUENTIAL,
@@ -40,10 +39,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
 Question = Literal[
     "block", "encoder", "decoder", "tokens", "positions", "chains", "classes", "gguf", "growth"
 ]
-# How the names of models end that give logits of the next token, of any family.
-DECODER_HEADS = ("ForCausalLM", "LMHeadModel")
-# How configurations of transformers name the number of positions.
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 @cache
@@ -54,13 +49,6 @@ def answers(question: Question) -> dict[str, Any]:
 
 
 _BY_BLOCK = {block.block: name for name, block in answers("block").items()}
-_AFTER_PADDING = {
-    family.classes.model_type
-    for family in FAMILIES
-    if isinstance(family.classes, ClassNames)
-    and isinstance(family.positions, PositionFacts)
-    and family.positions.after_padding
-}
 
 
 def block_of(module: nn.Module, question: Question = "block") -> BlockParts | None:
@@ -80,26 +68,3 @@ def family_of(model: nn.Module, question: Question) -> str | None:
         found = [name for name, c in answers("classes").items() if own in c.names]
         found += [family.name for family in FAMILIES if family.name == f"zoo.{own}"]
     return next((name for name in found if name in answers(question)), None)
-
-
-def is_decoder(model: nn.Module) -> bool:
-    """Whether the class of `model` says that it gives logits of the next token."""
-    return type(model).__name__.endswith(DECODER_HEADS)
-
-
-def starts_after_padding(config: Any) -> bool:
-    """Whether a configuration of transformers numbers positions from behind the padding token."""
-    return config.model_type in _AFTER_PADDING
-
-
-def num_positions(config: Any) -> int:
-    """Tokens of the longest sequence that a model of this configuration takes."""
-    found = [getattr(config, name, None) for name in _POSITIONS]
-    known = [int(number) for number in found if number]
-    if not known:
-        raise InputError(
-            "the configuration of this model does not say how many positions it has; expected one"
-            f" of {', '.join(_POSITIONS)}."
-        )
-    reserved = int(config.pad_token_id) + 1 if starts_after_padding(config) else 0
-    return min(known) - reserved

@@ -15,21 +15,21 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, WeightIsCompact
-from gossamer.formats import Positions, SparseMatrix, matrix_shape
+from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import count_bits, pack_bits
+from gossamer.formats.matrix import matrix_shape
 from gossamer.nn.layers.parts import (
-    HasNoWeight,
     MayGiveUpValues,
-    Refusal,
     SparseLayer,
-    WeightStandIn,
     check_float_weight,
     check_layer_mask,
     fault_in_stored_mask,
 )
+from gossamer.nn.layers.stand_in import HasNoWeight, Refusal, WeightStandIn
 from gossamer.nn.surgery import inherit_hooks
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state
-from gossamer.ops.training import expand, expand_into, gather, gather_kept
+from gossamer.ops.training import expand_into
+from gossamer.ops.training.expansion import expand, gather, gather_kept
 from gossamer.patterns import Pattern, Unstructured
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         old_bits, values, num_values = self.mask_bits.clone(), self.values, count_bits(new_bits)
 
         def moved(vector: torch.Tensor) -> torch.Tensor:
-            dense = expand(vector, old_bits, self.matrix_shape[1])
-            return gather_kept(dense, new_bits, num_values)
+            return gather_kept(expand(vector, old_bits, self.matrix_shape[1]), new_bits, num_values)
 
         with self._with_values():
             if optimizer is not None:

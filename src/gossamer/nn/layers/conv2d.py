@@ -11,10 +11,10 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.layers.compact import CompactWeight, Mode
-from gossamer.nn.layers.parts import ConvAttributes
-from gossamer.ops import report_fallback
+from gossamer.nn.layers.stand_in import ConvAttributes
 from gossamer.ops.calls import is_traced
 from gossamer.ops.conv import ConvSettings, why_not
+from gossamer.ops.fallback import report_fallback
 from gossamer.ops.training import (
     compact_conv,
     expand_values,
@@ -95,8 +95,7 @@ class Conv2d(ConvAttributes, CompactWeight):
 
     def why_no_kernel(self) -> str | None:
         """None, or the setting, dtype or device that kernels do not take."""
-        reason = why_unusable(self.values, self.bias)
-        return reason or why_not(kernel_settings(self.settings))
+        return why_unusable(self.values, self.bias) or why_not(kernel_settings(self.settings))
 
     def num_products(self, shape: tuple[int, ...]) -> int:
         """Pixels of the output in all images."""
@@ -109,8 +108,7 @@ class Conv2d(ConvAttributes, CompactWeight):
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size},"
             f" stride={self.stride}, padding={self.padding}"
         )
-        usual = {"dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
-        for name, value in usual.items():
+        for name, value in {"dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}.items():
             if getattr(self, name) != value:
                 text += f", {name}={getattr(self, name)}"
         return f"{text}, {self._settings_repr()}"

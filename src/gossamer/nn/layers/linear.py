@@ -50,8 +50,7 @@ class Linear(CompactWeight):
         pattern: Pattern | None = None,
         mode: Mode = "jit",
     ) -> None:
-        shape = (mask_bits.shape[0], in_features)
-        super().__init__(values, mask_bits, shape, bias, pattern, mode)
+        super().__init__(values, mask_bits, (mask_bits.shape[0], in_features), bias, pattern, mode)
         self.out_features, self.in_features = self.matrix_shape
 
     @staticmethod
@@ -68,8 +67,7 @@ class Linear(CompactWeight):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x W^T + b` for x [..., K]."""
         if self.mode == "resident" and not is_traced(x):
-            dense = self._fresh_dense()
-            return resident_linear(x, self.values, dense, self.mask_bits, self.bias)
+            return resident_linear(x, self.values, self._fresh_dense(), self.mask_bits, self.bias)
         if self._home is not None:
             raise InputError(
                 "compact Linear: its values were given up to the dense weight of mode 'resident',"

@@ -27,7 +27,7 @@ from gossamer.nn.layers.parts import (
     fault_in_stored_mask,
 )
 from gossamer.ops.conv import ConvSettings
-from gossamer.ops.training import gather
+from gossamer.ops.training.expansion import gather
 from gossamer.patterns import Pattern
 
 if TYPE_CHECKING:
@@ -71,9 +71,12 @@ class MaskedWeight(SparseLayer):
 
     def weight_parameter(self) -> nn.Parameter:
         """The trainable dense weight, whose pruned entries are don't-cares."""
-        weight = self._parameters["weight"]
+        weight = self._parameters.get("weight")
         if weight is None:
-            raise AttributeError(f"{type(self).__name__} has no weight")
+            raise InputError(
+                f"{type(self).__name__}: its weight is gone (set to None, deleted or computed by a"
+                " parametrization). Give it a Parameter, or take a copy of the model from before."
+            )
         return weight
 
     trained = weight_parameter
@@ -112,8 +115,7 @@ class MaskedWeight(SparseLayer):
         Optimizer state is the controller's business. Layers that share this weight share the mask
         buffers and follow.
         """
-        where = f"{type(self).__name__}.set_mask"
-        check_layer_mask(mask, self.matrix_shape, self.pattern, where)
+        check_layer_mask(mask, self.matrix_shape, self.pattern, f"{type(self).__name__}.set_mask")
         self._zero_pruned()
         mask = mask.to(self._mask.device)
         with torch.no_grad():
@@ -219,6 +221,8 @@ class MaskedOutProj(MaskedLinear):
     path see exact zeros. The Parameter is `weight_parameter()`, and `named_parameters()` has it
     under its usual name; an in-place edit of `.weight` edits a temporary.
     """
+
+    is_called = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and "_mask" in self.__dict__["_buffers"]:

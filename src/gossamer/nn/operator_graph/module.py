@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import GossamerError, InputError
+from gossamer.nn.operator_graph.operators import OPERATORS
 from gossamer.nn.operator_graph.plan import OperatorPlan, PlanInput, Step, check_plan
-from gossamer.nn.operator_graph.table import OPERATORS
 from gossamer.nn.surgery import submodule_at
 
 _KEY = re.compile(r"[A-Za-z0-9_]{1,200}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gossamer.errors import InputError
-from gossamer.nn.operator_graph.table import OPERATORS, Attribute
+from gossamer.nn.operator_graph.operators import OPERATORS, Attribute
 
 
 @dataclass(frozen=True)

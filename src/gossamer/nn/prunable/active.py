@@ -4,6 +4,7 @@
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.prunable.layers import EMBEDDINGS
 
 
 def active_parameters(model: nn.Module) -> int:
@@ -15,7 +16,7 @@ def active_parameters(model: nn.Module) -> int:
     others: set[int] = set()
     for module in model.modules():
         weight = module._parameters.get("weight")
-        (tables if isinstance(module, nn.Embedding) else others).add(id(weight))
+        (tables if isinstance(module, EMBEDDINGS) else others).add(id(weight))
     kept = {id(layer.trained()): layer.nnz for _, layer in sparse_layers(model)}
     return sum(
         kept.get(id(param), param.numel())

@@ -6,12 +6,14 @@ from torch.nn.parameter import UninitializedParameter
 
 from gossamer.nn.layer_kinds import KINDS
 from gossamer.nn.layers import CompactWeight
+from gossamer.nn.layers.tables import TableLayer
 
-PRUNABLE = tuple(stock for kind in KINDS.values() for stock in kind.stock)
+_MASKED_KINDS = tuple(kind for kind in KINDS.values() if kind.has_masks)
+PRUNABLE = tuple(stock for kind in _MASKED_KINDS for stock in kind.stock)
 HEAD_NAMES = frozenset({"lm_head", "head", "classifier"})
-EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TableLayer)
 
-_KNOWN_FORWARDS = {known.forward for kind in KINDS.values() for known in (*kind.stock, kind.masked)}
+_KNOWN_FORWARDS = {known.forward for kind in _MASKED_KINDS for known in (*kind.stock, kind.masked)}
 
 
 def why_not_prunable(module: nn.Module) -> str | None:
@@ -19,7 +21,7 @@ def why_not_prunable(module: nn.Module) -> str | None:
     if isinstance(module, CompactWeight):
         return "it is compact, its mask is fixed; use remap(mask) or to_dense()"
     if not isinstance(module, PRUNABLE):
-        titles = " nor ".join(kind.title for kind in KINDS.values())
+        titles = " nor ".join(kind.title for kind in _MASKED_KINDS)
         return f"{type(module).__name__} is neither {titles}"
     weight = module._parameters.get("weight")
     if weight is None:

@@ -17,7 +17,7 @@ from torch.nn.functional import relu
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
 from gossamer.nn.surgery import inherit_hooks
-from gossamer.nn.surgery.slimming import is_matrix_layer
+from gossamer.nn.surgery.matrix_layers import is_matrix_layer
 
 Call = Callable[[nn.Module, Any], object]
 _BINS = 8192  # of a histogram
@@ -172,7 +172,9 @@ def relufy(model: nn.Module, shifts: Mapping[str, float] | float = 0.0) -> OldAc
     for name, shift in wanted.items():
         if not 0 <= float(shift) < float("inf"):
             raise InputError(f"relufy: the shift of {name} must be 0 or more, got {shift}.")
-    old = OldActivations({block.name: block.activation for block in blocks}, _config_names(model))
+    config = getattr(model, "config", None)
+    names = {name: getattr(config, name) for name in _CONFIG_NAMES if hasattr(config, name)}
+    old = OldActivations({block.name: block.activation for block in blocks}, names)
     for block in blocks:
         shift = float(wanted[block.name])
         new = ShiftedReLU(shift) if shift else nn.ReLU()
@@ -290,8 +292,3 @@ def _in_sequence(name: str, sequence: nn.Sequential) -> list[FeedForward]:
 def _is_linear(layer: nn.Module) -> bool:
     """Dense, masked, compact or packed: all have the attributes of nn.Linear, Conv1D has not."""
     return hasattr(layer, "in_features") or is_matrix_layer(layer)
-
-
-def _config_names(model: nn.Module) -> dict[str, Any]:
-    config = getattr(model, "config", None)
-    return {name: getattr(config, name) for name in _CONFIG_NAMES if hasattr(config, name)}

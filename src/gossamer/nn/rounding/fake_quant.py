@@ -113,8 +113,7 @@ def _row_grid(tops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tops = tops.double()
     is_zero = tops <= 0
     step = torch.where(is_zero, 1.0, tops / _WEIGHT_LIMIT)
-    inverse = torch.where(is_zero, 0.0, torch.full_like(tops, _WEIGHT_LIMIT) / tops)
-    return step.float(), inverse
+    return step.float(), torch.where(is_zero, 0.0, torch.full_like(tops, _WEIGHT_LIMIT) / tops)
 
 
 def _on_grid(values: torch.Tensor, step: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

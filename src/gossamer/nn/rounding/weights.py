@@ -14,9 +14,9 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats.grid import Grid, int4_grid, offsets_grid, row_grid
-from gossamer.nn.layer_kinds import density_of, weight_of
+from gossamer.nn.layer_weights import density_of, weight_of
 from gossamer.nn.layers import CompactWeight, MaskedWeight
-from gossamer.ops.training import gather
+from gossamer.ops.training.expansion import gather
 
 Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 ROUNDINGS: tuple[Rounding, ...] = ("int8", "int4", "int4_offset", "bf16")

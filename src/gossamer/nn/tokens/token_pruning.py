@@ -144,8 +144,7 @@ class TokenPrunedEncoder(nn.Module):
         **kwargs: Any,
     ) -> EncoderOutput:
         """The last hidden state [B, T, D]; see `dropped` for tokens that are gone."""
-        real_BT = live_tokens(attention_mask, hidden_states)
-        trace = TokenTrace(real_BT)
+        trace = TokenTrace(live_tokens(attention_mask, hidden_states))
         run = self._soft if self.phase == "soft" else self._hard
         output_BTD = run(hidden_states, trace)
         if self._traces is not None:

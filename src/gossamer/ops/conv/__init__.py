@@ -8,19 +8,24 @@ under the operation "conv".
 
 from gossamer.ops.conv.fp32 import PackedConv, why_not
 from gossamer.ops.conv.int8 import PackedInt8Conv
+from gossamer.ops.conv.net_weight import NetWeight, fits_net, positions_of
 from gossamer.ops.conv.settings import ConvSettings, Pair
-from gossamer.ops.dispatch import Kernel, add_kernels
+from gossamer.ops.dispatch import Kernel, Problem, add_kernels
 
 
 def _kernel(packed: type[PackedConv], precision: str) -> Kernel:
-    return Kernel(
-        packed.kernel,
-        lambda problem: packed(problem.matrix, problem.geometry),
-        lambda problem: packed.fault(problem.geometry, problem.matrix) is None,
-        precision,
-    )
+    def accepts(problem: Problem) -> bool:
+        given = problem.geometry, problem.matrix
+        if problem.engine:
+            return fits_net(problem) and packed.weight_fault(*given) is None
+        return packed.fault(*given) is None
+
+    def pack(problem: Problem) -> PackedConv:
+        return packed(problem.matrix, problem.geometry)
+
+    return Kernel(packed.kernel, pack, accepts, precision, engines={"conv_net": NetWeight})
 
 
 add_kernels("conv", (_kernel(PackedConv, "fp32"), _kernel(PackedInt8Conv, "int8")))
 
-__all__ = ["ConvSettings", "PackedConv", "Pair", "why_not"]
+__all__ = ["ConvSettings", "NetWeight", "PackedConv", "Pair", "positions_of", "why_not"]

@@ -51,10 +51,15 @@ class PackedConv(Packed):
         self._by_size: dict[Pair, _native.PackedConv | _native.Int8Conv] = {}
         self.handle = _WEIGHTS.add(self)
 
-    @staticmethod
-    def fault(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
+    @classmethod
+    def fault(cls, settings: ConvSettings, matrix: SparseMatrix) -> str | None:
         """Why the kernel cannot run a convolution with these kept values; None if it can."""
-        return why_not(settings)
+        return cls.weight_fault(settings, matrix) or why_not(settings)
+
+    @staticmethod
+    def weight_fault(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
+        """Why its arithmetic cannot take the kept values; None if it can."""
+        return None
 
     def nbytes(self, image: Pair) -> int:
         """Bytes of the packed weight for images of one size."""

@@ -12,7 +12,7 @@ all below 2^-120 counts as zero.
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.conv.fp32 import PackedConv, why_not
+from gossamer.ops.conv.fp32 import PackedConv
 from gossamer.ops.conv.settings import ConvSettings
 from gossamer.ops.linear import ACTIVATION_BITS, MAX_COLUMNS
 
@@ -44,7 +44,7 @@ class PackedInt8Conv(PackedConv):
         self._options = {"activation_bits": activation_bits or 0}
 
     @staticmethod
-    def fault(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
+    def weight_fault(settings: ConvSettings, matrix: SparseMatrix) -> str | None:
         """Sums must fit, and values must be finite."""
         if settings.matrix_shape[1] > MAX_COLUMNS:
             return (
@@ -53,4 +53,4 @@ class PackedInt8Conv(PackedConv):
             )
         if not bool(matrix.values.isfinite().all()):
             return "values must be finite, found NaN or infinity; they have no int8 scale"
-        return why_not(settings)
+        return None

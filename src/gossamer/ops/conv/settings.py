@@ -43,8 +43,7 @@ class ConvSettings:
 
     def numbers(self) -> list[int]:
         """All of it for an op, which takes numbers only; padding must be even zeros."""
-        padding = self.even_padding() or (0, 0)
-        pairs = (self.kernel_size, self.stride, padding, self.dilation)
+        pairs = (self.kernel_size, self.stride, self.even_padding() or (0, 0), self.dilation)
         sizes = (n for pair in pairs for n in pair)
         return [self.in_channels, self.out_channels, *sizes, self.groups]
 

@@ -9,16 +9,23 @@ from dataclasses import dataclass
 
 import torch
 
-from gossamer.errors import InputError, KernelError
+from gossamer.errors import InputError, KernelMissing
 from gossamer.formats import SparseMatrix
-from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
-from gossamer.ops.conv import ConvSettings, Pair
+from gossamer.ops.conv import ConvSettings, NetWeight, Pair, positions_of
+from gossamer.ops.dispatch import Problem, engine_kernel, outside_kernels
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.linear import MAX_COLUMNS
-from gossamer.ops.packed import Packed, float_array, optional_array
+from gossamer.ops.packed import Packed
 from gossamer.out_of_memory import names_memory
+
+__all__ = [
+    "ConvStep",
+    "NetPlan",
+    "NetValue",
+    "PackedConvNet",
+    "PoolStep",
+]
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class ConvStep:
     Attributes:
         matrix: the weight seen as [R, K].
         added: of the target's size, or None; its channels are added from `added_first` on.
+        layer: the name of the layer it stands for.
     """
 
     source: int
@@ -47,6 +55,18 @@ class ConvStep:
     relu: bool
     added: int | None = None
     added_first: int = 0
+    layer: str = "conv net"
+
+    def problem(self, image: Pair, precision: str = "fp32") -> Problem:
+        """What a kernel has to pack, for images of one size."""
+        return Problem(
+            self.matrix,
+            precision,
+            geometry=self.settings,
+            image=image,
+            engine="conv_net",
+            bias=self.bias,
+        )
 
 
 @dataclass(frozen=True)
@@ -73,43 +93,6 @@ class NetPlan:
     mean: bool
 
 
-Position = tuple[int, int, int]
-
-
-def positions_of(settings: ConvSettings, size: Pair) -> tuple[list[Pair], list[Position]]:
-    """The phases that the positions of a kernel read, and where each position looks.
-
-    Raises:
-        KernelError: shifts of whole images cannot say what this convolution reads.
-    """
-    padding, stride = settings.even_padding(), settings.stride
-    reason = None
-    if padding is None or settings.groups != 1:
-        reason = "it needs zeros on both sides and one group"
-    elif stride not in ((1, 1), (2, 2)):
-        reason = f"it needs a stride of 1 or 2, not {stride}"
-    elif stride == (1, 1) and settings.out_size(size) != size:
-        reason = "it needs an output of the size of its input"
-    if reason is not None or padding is None:
-        raise KernelError(f"conv net: {reason}.")
-    looks = [
-        (row * settings.dilation[0] - padding[0], column * settings.dilation[1] - padding[1])
-        for row in range(settings.kernel_size[0])
-        for column in range(settings.kernel_size[1])
-    ]
-    step = stride[0]
-    phases = sorted({(row % step, column % step) for row, column in looks})
-    out = settings.out_size(size)
-    if step == 2 and any(
-        (s - p + 1) // 2 > o for phase in phases for s, p, o in zip(size, phase, out, strict=True)
-    ):
-        raise KernelError("conv net: the last pixels of a phase would be zeros of its images.")
-    return phases, [
-        (phases.index((row % step, column % step)), row // step, column // step)
-        for row, column in looks
-    ]
-
-
 class PackedConvNet(Packed):
     """A network packed for the active kernel set; immutable, safe to call from threads.
 
@@ -117,6 +100,10 @@ class PackedConvNet(Packed):
         plan: what it computes.
         scales: None for fp32; for int8 arithmetic the largest magnitude of each value, which is
             what its highest code stands for: anything above is cut off.
+
+    Attributes:
+        kernels: which kernel runs each layer, by its name.
+        not_usable: plug-ins that could run a layer, but not inside this call.
     """
 
     lives = "a packed network lives"
@@ -133,6 +120,8 @@ class PackedConvNet(Packed):
             self._origin[number] = self._origin[origin.get(number, number)]
         self._tops = scales
         self._shapes: dict[Pair, int] = {}
+        self.kernels: dict[str, str] = {}
+        self.not_usable: set[str] = set()
         pads = self._pads()
         for value in plan.values:
             if value.size not in self._shapes:
@@ -194,29 +183,30 @@ class PackedConvNet(Packed):
             is_last = isinstance(step, PoolStep) and step.settings.kernel_size == (1, 1)
             taken = step.target
             if not is_last:
-                channels = source.channels * len(phases)
-                taken = self._add_value(step.source, channels, target.size)
+                taken = self._add_value(step.source, source.channels * len(phases), target.size)
             self._native.add_phases(step.source, taken, phases)
         if isinstance(step, PoolStep):
             if not is_last:
                 self._native.add_largest(taken, step.target, len(phases), positions)
             return
-        rows, columns = step.settings.matrix_shape
-        bits = step.matrix.positions.bits()
-        check_bits(bits, (rows, columns), "conv net")
-        if self._tops is not None and columns > MAX_COLUMNS:
-            raise KernelError(f"conv net: {columns} weights of a channel are too many for int8.")
-        self._native.add_conv(
+        self._pack(step, source.size).add_to(
+            self._native,
             taken,
             step.target,
-            float_array(step.matrix.floats()),
-            bits.contiguous().numpy(),
-            rows,
-            columns,
-            bias=optional_array(step.bias),
-            phases=len(phases),
-            positions=positions,
             relu=step.relu,
-            added=-1 if step.added is None else step.added,
+            added=step.added,
             added_first=step.added_first,
         )
+
+    def _pack(self, step: ConvStep, image: Pair) -> NetWeight:
+        problem = step.problem(image, self.precision)
+        kernel = engine_kernel("conv", problem, step.layer)
+        if kernel.precision != self.precision:
+            raise KernelMissing(
+                f"{step.layer}: a network computes all its convolutions in one precision, and no"
+                f" kernel packs this one for {self.precision}."
+            )
+        self.kernels[step.layer] = kernel.name
+        self.not_usable.update(outside_kernels("conv", problem))
+        weight: NetWeight = kernel.native_weight(problem)
+        return weight

@@ -16,6 +16,14 @@ from gossamer.ops.linear import PackedWeight
 from gossamer.ops.packed import float_array, optional_array
 from gossamer.out_of_memory import names_memory
 
+__all__ = [
+    "DecoderBlock",
+    "DecoderShape",
+    "NativeDecoder",
+    "NativeSession",
+    "PackedLayer",
+]
+
 
 @dataclass(frozen=True)
 class DecoderShape:

@@ -11,20 +11,28 @@ import torch
 
 from gossamer.errors import InputError, KernelError
 from gossamer.formats import SparseMatrix
-from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
+from gossamer.ops.dispatch import PRECISIONS, Problem, engine_kernel, outside_kernels
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.packed import ACTIVATIONS, Packed
 from gossamer.out_of_memory import names_memory
 
+__all__ = [
+    "EncoderBlock",
+    "Norm",
+    "PackedEncoder",
+    "Product",
+]
+
 
 @dataclass(frozen=True)
 class Product:
-    """`y = x W^T + b`: the weight, and the bias or None."""
+    """`y = x W^T + b`: the weight, the bias or None, and the layers they come from."""
 
     matrix: SparseMatrix
     bias: torch.Tensor | None
+    layers: tuple[str, ...] = ()
 
     @classmethod
     def stack(cls, parts: Sequence["Product"]) -> "Product":
@@ -34,7 +42,8 @@ class Product:
             bias = torch.cat(
                 [torch.zeros(p.matrix.shape[0]) if p.bias is None else p.bias for p in parts]
             )
-        return cls(SparseMatrix.stack([part.matrix for part in parts]), bias)
+        layers = tuple(layer for part in parts for layer in part.layers)
+        return cls(SparseMatrix.stack([part.matrix for part in parts]), bias, layers)
 
 
 @dataclass(frozen=True)
@@ -73,31 +82,33 @@ class PackedEncoder(Packed):
     Args:
         layers: from first to last.
         features: D.
-        precision: "fp32", or "int8": products in int8 arithmetic, everything else in fp32.
+        precision: the lowest that products may be computed in; everything else is fp32.
+
+    Attributes:
+        precision: the lowest that a product is computed in.
+        kernels: which kernel runs each layer, by its name.
+        not_usable: plug-ins that could run a layer, but not inside this call.
     """
 
     lives = "a packed encoder lives"
 
     @names_memory("packing an encoder", "Free memory.")
     def __init__(self, layers: Sequence[EncoderBlock], features: int, precision: str) -> None:
-        if precision not in ("fp32", "int8"):
-            raise InputError(
-                f"encoder: precision must be 'fp32' or 'int8', got {precision!r}. Other"
-                " precisions run layer by layer."
-            )
         self.features = features
-        self.precision = precision
+        self.precision = "fp32"
         self.num_layers = len(layers)
         self.nbytes = 0
+        self.kernels: dict[str, str] = {}
+        self.not_usable: set[str] = set()
         matrices = [part.matrix for layer in layers for part in layer.products]
         numel = sum(matrix.positions.numel for matrix in matrices)
         self.density = sum(matrix.nnz for matrix in matrices) / max(numel, 1)
         self._native = _native.EncoderModel(active_kernels(), features)
         for layer in layers:
-            self._add(layer)
+            self._add(layer, precision)
 
-    def _add(self, layer: EncoderBlock) -> None:
-        qkv, out, up, down = packed = [self._pack(part) for part in layer.products]
+    def _add(self, layer: EncoderBlock, precision: str) -> None:
+        qkv, out, up, down = packed = [self._pack(part, precision) for part in layer.products]
         self.nbytes += sum(part.nbytes for part in packed)
         self._native.add_layer(
             qkv,
@@ -115,17 +126,14 @@ class PackedEncoder(Packed):
             activation=ACTIVATIONS[layer.activation],
         )
 
-    def _pack(self, linear: Product) -> _native.PanelLinear:
-        matrix, bits = linear.matrix, linear.matrix.positions.bits()
-        check_bits(bits, matrix.shape, "encoder")
-        return _native.pack_panel_linear(
-            _array(matrix.floats()),
-            bits.contiguous().numpy(),
-            *matrix.shape,
-            bias=None if linear.bias is None else _array(linear.bias),
-            kernels=active_kernels(),
-            int8=self.precision == "int8",
-        )
+    def _pack(self, linear: Product, precision: str) -> _native.PanelLinear:
+        problem = Problem(linear.matrix, precision, engine="encoder", bias=linear.bias)
+        kernel = engine_kernel("linear", problem, " + ".join(linear.layers) or "encoder")
+        self.kernels.update(dict.fromkeys(linear.layers, kernel.name))
+        self.not_usable.update(outside_kernels("linear", problem))
+        self.precision = max(self.precision, kernel.precision, key=PRECISIONS.index)
+        packed: _native.PanelLinear = kernel.native_weight(problem)
+        return packed
 
     @names_memory("encoder", "Run fewer sequences.")
     def __call__(self, x_ND: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

@@ -19,6 +19,8 @@ from gossamer.patterns import NM
 MAX_TOKENS = 16
 FORMS = ("bitmask", "indexed", "nm")
 DTYPES = ("fp32", "bf16", "int8", "int4")
+# The engine that reads rows of its weight, too: embeddings and head of a decoder.
+TABLE = "decoder_table"
 
 
 def pack_few(
@@ -70,13 +72,25 @@ def kernel_name(form: str, dtype: str) -> str:
     return f"few/{form}" if dtype == "fp32" else f"few/{form}-{dtype}"
 
 
+def smallest_form(problem: Problem) -> str:
+    """The form with the fewest bytes for a token: what a decoder takes, which races nothing."""
+    if problem.engine == TABLE:
+        return "bitmask"  # the others cannot give a row
+    if isinstance(problem.matrix.pattern, NM):
+        return "nm"
+    # Below this density an index per kept weight is smaller than a bit per weight.
+    return "bitmask" if problem.matrix.density >= 0.25 else "indexed"
+
+
 def _accepts(form: str, problem: Problem) -> bool:
     matrix = problem.matrix
+    if problem.engine:
+        return form == smallest_form(problem)
     if form == "nm":
         return isinstance(matrix.pattern, NM)
     # A bitmask costs the same for every column, an index for every kept weight. At density 0.2 the
     # index was faster for every type; between the bounds both are offered and measured.
-    return matrix.density >= 0.25 if form == "bitmask" else matrix.density <= 0.6
+    return bool(matrix.density >= 0.25 if form == "bitmask" else matrix.density <= 0.6)
 
 
 def _pack(form: str, dtype: str, problem: Problem) -> PackedWeight:
@@ -91,18 +105,14 @@ def _pack_permute(problem: Problem) -> PackedWeight:
     return packed
 
 
+def _kernel(form: str, dtype: str) -> Kernel:
+    pack, accepts = functools.partial(_pack, form, dtype), functools.partial(_accepts, form)
+    engines = dict.fromkeys(("decoder", TABLE), pack)
+    return Kernel(kernel_name(form, dtype), pack, accepts, dtype, MAX_TOKENS, engines=engines)
+
+
 KERNELS: tuple[Kernel, ...] = (
-    *(
-        Kernel(
-            kernel_name(form, dtype),
-            functools.partial(_pack, form, dtype),
-            functools.partial(_accepts, form),
-            dtype,
-            MAX_TOKENS,
-        )
-        for form in FORMS
-        for dtype in DTYPES
-    ),
+    *(_kernel(form, dtype) for form in FORMS for dtype in DTYPES),
     # The same for any number of tokens, 16 at a time: no transposes, sums stay in registers.
     # AVX-512 picks any of 16 (or, from two registers, 32) activations with one instruction. AVX2
     # needs two for 8 and four for 16: panels were faster there from 8 tokens on, by 1.1 to 4 times.

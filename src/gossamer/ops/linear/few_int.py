@@ -15,7 +15,7 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.dispatch import Kernel, Problem
 from gossamer.ops.kernels import active_kernels, available_extensions
-from gossamer.ops.linear.few import MAX_TOKENS
+from gossamer.ops.linear.few import MAX_TOKENS, TABLE, smallest_form
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 
 DTYPES = ("int8", "int4")
@@ -79,17 +79,26 @@ def expands_masks() -> bool:
     return active_kernels() == "avx512" and "avx512vbmi2" in available_extensions()
 
 
+def _accepts(problem: Problem) -> bool:
+    # Without that instruction, fixed positions and few kept weights are better off with floats.
+    return not problem.engine or expands_masks() or smallest_form(problem) == "bitmask"
+
+
 def _pack(dtype: str, problem: Problem) -> PackedWeight:
     return pack_few_int(problem.matrix, dtype, problem.scale_group)
 
 
-KERNELS: tuple[Kernel, ...] = tuple(
-    Kernel(
+def _kernel(dtype: str) -> Kernel:
+    pack = functools.partial(_pack, dtype)
+    return Kernel(
         kernel_name(dtype),
-        functools.partial(_pack, dtype),
-        precision=dtype,
-        max_tokens=MAX_TOKENS,
+        pack,
+        _accepts,
+        dtype,
+        MAX_TOKENS,
         is_offered=is_native,
+        engines=dict.fromkeys(("decoder", TABLE), pack),
     )
-    for dtype in DTYPES
-)
+
+
+KERNELS: tuple[Kernel, ...] = tuple(map(_kernel, DTYPES))

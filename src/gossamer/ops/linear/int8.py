@@ -9,12 +9,14 @@ all below 2^-120 counts as zero.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.dispatch import Kernel, Problem
+from gossamer.ops.linear.encoder_weight import pack_encoder_weight
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 from gossamer.patterns import Block
 
@@ -92,16 +94,24 @@ def pack_int8(
 
 
 def _fits(problem: Problem) -> bool:
-    return problem.matrix.shape[1] <= MAX_COLUMNS
+    return bool(problem.matrix.shape[1] <= MAX_COLUMNS)
 
 
 def _has_quads(problem: Problem) -> bool:
+    if problem.engine:
+        # Nothing is raced there: half of what the quads hold must be kept.
+        bits = problem.matrix.positions.bits()
+        quads = int(((bits & 15) != 0).sum() + ((bits & 240) != 0).sum())
+        return _fits(problem) and quads * 2 < problem.matrix.nnz
     pattern = problem.matrix.pattern
     in_fours = isinstance(pattern, Block) and pattern.columns % 4 == 0
     return _fits(problem) and (in_fours or problem.matrix.density >= _QUAD_DENSITY)
 
 
-KERNELS = (
-    Kernel.of_matrix("int8_panel", pack_int8, _fits, "int8"),
-    Kernel.of_matrix("int8_quad", functools.partial(pack_int8, layout="quad"), _has_quads, "int8"),
-)
+def _kernel(layout: Layout, accepts: Callable[[Problem], bool]) -> Kernel:
+    pack = functools.partial(pack_int8, layout=layout)
+    inside = {"encoder": functools.partial(pack_encoder_weight, int8_layout=layout)}
+    return Kernel.of_matrix(f"int8_{layout}", pack, accepts, "int8", engines=inside)
+
+
+KERNELS = (_kernel("panel", _fits), _kernel("quad", _has_quads))

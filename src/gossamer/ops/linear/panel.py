@@ -5,7 +5,8 @@ import functools
 
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
-from gossamer.ops.dispatch import Kernel
+from gossamer.ops.dispatch import Kernel, Problem
+from gossamer.ops.linear.encoder_weight import pack_encoder_weight
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
 
 
@@ -15,11 +16,15 @@ def pack_panel(matrix: SparseMatrix, *, bf16: bool = False) -> PackedWeight:
     With `bf16` the values are rounded to bf16, to nearest, ties to even: 4 bytes per kept weight
     instead of 6. Activations and sums stay fp32.
     """
-    name = "panel-bf16" if bf16 else "panel"
-    return pack_weight(name, _native.pack_panel, matrix, bf16=bf16)
+    return pack_weight("panel-bf16" if bf16 else "panel", _native.pack_panel, matrix, bf16=bf16)
 
 
+def _pack(problem: Problem, *, bf16: bool = False) -> PackedWeight:
+    return pack_panel(problem.matrix, bf16=bf16)
+
+
+_pack_bf16 = functools.partial(_pack, bf16=True)
 KERNELS = (
-    Kernel.of_matrix("panel", pack_panel),
-    Kernel.of_matrix("panel-bf16", functools.partial(pack_panel, bf16=True), precision="bf16"),
+    Kernel("panel", _pack, engines={"decoder": _pack, "encoder": pack_encoder_weight}),
+    Kernel("panel-bf16", _pack_bf16, precision="bf16", engines={"decoder": _pack_bf16}),
 )

@@ -14,7 +14,8 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.dispatch import Kernel, Problem
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
-from gossamer.patterns import NMG, NUM_SHARED, VNM, Block
+from gossamer.patterns import NMG, VNM, Block
+from gossamer.patterns.syntax import NUM_SHARED
 
 # n: one row alone shares nothing, more than four do not fit into the registers.
 MIN_KEPT, MAX_KEPT = 2, 4

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Things timed against each other in one run, and how far the times can be trusted.
 
-`duel` and `contest` time calls, `race` whatever has a stopwatch. A `LoadWatch` looks at what else
-the machine does meanwhile.
+`duel` times two calls in turns and gives a `Duel`, `contest` any number and gives a `Race`, and
+`race` times whatever has a `stopwatch`. `fair_clock` counts this process's own time where it can,
+`spread_of` says how far the samples of one runner lie apart. `load` watches what else the machine
+does meanwhile.
 """
 
-from gossamer.ops.timing.load import Load, LoadWatch
 from gossamer.ops.timing.racing import (
     Duel,
     Race,
     contest,
     duel,
     fair_clock,
-    one_thread,
     race,
     spread_of,
     stopwatch,
@@ -20,13 +20,10 @@ from gossamer.ops.timing.racing import (
 
 __all__ = [
     "Duel",
-    "Load",
-    "LoadWatch",
     "Race",
     "contest",
     "duel",
     "fair_clock",
-    "one_thread",
     "race",
     "spread_of",
     "stopwatch",

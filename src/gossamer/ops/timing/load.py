@@ -9,11 +9,18 @@ system does not show is not looked at.
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+__all__ = [
+    "Load",
+    "LoadWatch",
+    "one_thread",
+]
 
 # Part of the cores that others may use, and parts of the time spent waiting or stolen.
 _MAX_OTHERS = 0.25
@@ -168,3 +175,14 @@ class LoadWatch:
             count = last.switches - first.switches
             switches = count / seconds if self._is_own and count >= _MIN_SWITCHES else 0.0
         return Load(others, self._cores, waiting, stolen, switches, self._threads)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Measure on one thread: comparable between machines, and steady on a busy one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -7,13 +7,12 @@ says how far it can be trusted: a spread, and what else the machine did (`load.p
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from gossamer.ops.timing.load import Load, LoadWatch
+from gossamer.ops.timing.load import Load, LoadWatch, one_thread
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -225,14 +224,3 @@ def run_contest(
         max((spread_of(samples[index]) for index in running), default=0.0),
         watch.load(),
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Measure on one thread: comparable between machines, and steady on a busy one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -18,6 +18,14 @@ from gossamer.ops.addresses import address, runs_native
 from gossamer.ops.kernels import active_kernels
 from gossamer.out_of_memory import names_memory
 
+__all__ = [
+    "expand",
+    "expand_matrix",
+    "fill",
+    "gather",
+    "gather_kept",
+]
+
 _NATIVE_SIZES = (2, 4, 8)
 _WHERE = "compact layer"
 

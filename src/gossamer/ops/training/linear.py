@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 
 from gossamer.errors import InputError
 from gossamer.ops.calls import call_op, define_op, expand_for_onnx, is_onnx_export
-from gossamer.ops.dispatch import report_fallback
+from gossamer.ops.fallback import report_fallback
 from gossamer.ops.training import linear_kernels as train_kernels
 from gossamer.ops.training.expansion import expand, fill, gather_kept
 from gossamer.ops.training.products import Gradients, Products, wanted_gradients
@@ -104,8 +104,7 @@ def _grad_values(
 ) -> torch.Tensor:
     if _runs_sparse(sparse, grad, x):
         return train_kernels.grad_values(_flat(grad), _flat(x), mask_bits, num_values)
-    dense_grad_RK = _flat(grad).T @ _flat(x)
-    return gather_kept(dense_grad_RK, mask_bits, num_values)
+    return gather_kept(_flat(grad).T @ _flat(x), mask_bits, num_values)
 
 
 @define_op(

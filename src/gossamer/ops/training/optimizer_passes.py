@@ -17,6 +17,13 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address, runs_native
 from gossamer.ops.kernels import active_kernels
 
+__all__ = [
+    "Dither",
+    "NativeMoment",
+    "absorb",
+    "adamw_step",
+]
+
 _WHERE = "AdamW"
 _LOW_BITS = {torch.int8: 8, torch.int16: 16}
 

@@ -13,15 +13,12 @@ from torch import nn
 
 from gossamer.errors import PatternError
 from gossamer.nn.batch import Batch
-from gossamer.patterns import Pattern, Unstructured, kept_count
+from gossamer.patterns import Pattern, Unstructured
+from gossamer.patterns.selection import kept_count
 from gossamer.pruning.budgets.table import Budget, BudgetLayer
-from gossamer.pruning.calibration import (
-    Statistics,
-    check_all_met,
-    evaluating,
-    met_targets,
-    problem_of,
-)
+from gossamer.pruning.calibration import check_all_met, met_targets, problem_of
+from gossamer.pruning.calibration.flow import evaluating
+from gossamer.pruning.calibration.statistics import Statistics
 from gossamer.pruning.methods import wanda, wanda_scores
 from gossamer.pruning.solvers import LayerProblem, Needed, Solve
 from gossamer.pruning.targets import Target

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from gossamer.errors import InputError
-from gossamer.patterns import keep_largest, kept_count
+from gossamer.patterns.selection import keep_largest, kept_count
 from gossamer.registry import Registry
 
 # What a budget must know of the layers besides their shapes. Outliers and errors are measured on

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pruning with data: batches flow through a model and stop in front of every layer.
+"""Pruning with data: layers are solved one after the other while batches flow through the model.
 
-Start with `CalibratedPruning`, which solves one layer after the other while the batches of
-`as_batches` flow (`stops`). `Statistics` are what a method knows of a layer's inputs, a `Journal`
-remembers solved layers, and `evaluating`, `frozen`, `kept_flags` and `hooked` leave a model as it
-was after a look at it.
+Start with `CalibratedPruning`; it tells its `LayerProgress`, remembers solved layers in a `Journal`
+and counts the `LiveBytes` that it holds. `problem_of` is what a solver gets for a layer;
+`met_targets`, `check_all_met` and `check_inside` ask which layers the batches reach.
+
+`flow` lets batches stop in front of every layer and leaves the model as it was, `statistics` are
+what a method knows of a layer's inputs, `journal` keeps solved layers on disk.
 """
 
 from gossamer.pruning.calibration.calibrated import (
@@ -17,42 +19,14 @@ from gossamer.pruning.calibration.calibrated import (
     met_targets,
     problem_of,
 )
-from gossamer.pruning.calibration.flow import (
-    as_batches,
-    evaluating,
-    frozen,
-    hooked,
-    kept_flags,
-    stops,
-)
-from gossamer.pruning.calibration.journal import (
-    DiskJournal,
-    check_same_run,
-    data_digest,
-    model_digest,
-)
-from gossamer.pruning.calibration.statistics import Statistics, collect_inputs, gram
 
 __all__ = [
     "CalibratedPruning",
-    "DiskJournal",
     "Journal",
     "LayerProgress",
     "LiveBytes",
-    "Statistics",
-    "as_batches",
     "check_all_met",
     "check_inside",
-    "check_same_run",
-    "collect_inputs",
-    "data_digest",
-    "evaluating",
-    "frozen",
-    "gram",
-    "hooked",
-    "kept_flags",
     "met_targets",
-    "model_digest",
     "problem_of",
-    "stops",
 ]

@@ -26,6 +26,16 @@ from torch.utils.hooks import RemovableHandle
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 
+__all__ = [
+    "Stop",
+    "as_batches",
+    "evaluating",
+    "frozen",
+    "hooked",
+    "kept_flags",
+    "stops",
+]
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:

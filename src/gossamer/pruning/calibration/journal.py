@@ -29,6 +29,13 @@ from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.calibrated import Journal
 from gossamer.pruning.solvers import LayerSolution
 
+__all__ = [
+    "DiskJournal",
+    "check_same_run",
+    "data_digest",
+    "model_digest",
+]
+
 KEY_FILE = "journal.json"
 _ARRAYS = ("values", "mask_bits", "shape", "notes")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -182,8 +189,7 @@ def data_digest(batches: Iterable[Batch]) -> str:
 
 def _add_tensor(digest: Any, tensor: torch.Tensor, name: str = "") -> None:
     digest.update(f"{name}{tensor.dtype} {list(tensor.shape)}".encode())
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    digest.update(flat.view(torch.uint8).numpy().data)
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _solution(held: Mapping[str, torch.Tensor]) -> LayerSolution:

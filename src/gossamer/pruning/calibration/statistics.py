@@ -22,6 +22,12 @@ from gossamer.pruning.calibration.flow import Stop, evaluating, hooked
 from gossamer.pruning.solvers import Needed
 from gossamer.pruning.targets import Target
 
+__all__ = [
+    "Statistics",
+    "collect_inputs",
+    "gram",
+]
+
 # The Gram matrix is symmetric: strips of columns compute the upper part only, 5/8 of the work.
 _STRIPS = 4
 _MIN_STRIP = 64

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pruning by gradients of a loss: scores, Fisher blocks, second-order costs.
+"""Pruning by gradients of a `Loss`: scores, Fisher blocks, second-order costs.
 
 Start with `prune_by_gradients`, which takes all gradients at the given weights before it changes
-one. `default_loss` finds a loss where the user gives none.
+one; `score_by_gradients` only ranks the weights. `make_gradient_method` finds a `GradientMethod` by
+its name, such as `OBERT`; `GradientPasses` run the batches for them. `losses` finds a loss where
+the user gives none.
 """
 
-from gossamer.pruning.gradients.losses import default_loss, next_token_loss, output_of
 from gossamer.pruning.gradients.obert import OBERT
 from gossamer.pruning.gradients.passes import GradientMethod, GradientPasses, Loss
 from gossamer.pruning.gradients.pruning import (
@@ -19,10 +20,7 @@ __all__ = [
     "GradientMethod",
     "GradientPasses",
     "Loss",
-    "default_loss",
     "make_gradient_method",
-    "next_token_loss",
-    "output_of",
     "prune_by_gradients",
     "score_by_gradients",
 ]

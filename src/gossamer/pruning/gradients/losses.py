@@ -6,8 +6,8 @@ gradients: F = mean of g g^T. For that the gradients must not vanish, and their 
 be the curvature of something.
 
 * Next-token cross entropy has both, on text the model was not fitted to perfectly.
-* `OutputDistance`, to the dense model's outputs, has a curvature but no gradient: the
-  dense model is its minimum. It serves models that have been pruned or changed already.
+* The distance to the dense model's outputs has a curvature but no gradient: the dense model is its
+  minimum. It is of no use here.
 * Cross entropy against labels drawn from the model's own output distribution is the replacement for
   models with logits and no labels: its expected g g^T is the Fisher matrix, which is the curvature
   of the divergence from the dense model's distribution.
@@ -17,7 +17,6 @@ be the curvature of something.
 Legend: B samples, T positions, V classes.
 """
 
-import copy
 import math
 import zlib
 from collections.abc import Mapping
@@ -31,6 +30,12 @@ from torch.nn.functional import cross_entropy
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch, first_tensor, named_tensor, rows_of
 from gossamer.pruning.gradients.passes import Loss
+
+__all__ = [
+    "default_loss",
+    "next_token_loss",
+    "output_of",
+]
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -86,23 +91,6 @@ class RandomProbe:
         rows_TV = _rows(model, batch)
         probe_TV = torch.randn(rows_TV.shape, generator=_generator(self.seed, batch)).to(rows_TV)
         return (rows_TV * probe_TV).sum() / math.sqrt(max(1, len(rows_TV)))
-
-
-class OutputDistance:
-    """Mean squared distance to the outputs that `model` gives now; see the top of this file.
-
-    Args:
-        model: is copied and frozen.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._teacher = copy.deepcopy(model).eval().requires_grad_(False)
-
-    def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Mean over the entries of all outputs that are not padding."""
-        with torch.no_grad():
-            wanted_TV = _rows(self._teacher, batch)
-        return (_rows(model, batch) - wanted_TV).square().mean()
 
 
 def default_loss(model: nn.Module, batch: Batch, seed: int = 0) -> Loss:

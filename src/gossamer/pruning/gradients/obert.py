@@ -24,7 +24,8 @@ import torch
 from torch.nn.functional import pad
 
 from gossamer.errors import InputError
-from gossamer.patterns import NUM_KEPT, NUM_SHARED, VNM
+from gossamer.patterns import VNM
+from gossamer.patterns.syntax import NUM_KEPT, NUM_SHARED
 from gossamer.pruning.gradients.fisher import FisherBlocks, saliency
 from gossamer.pruning.gradients.passes import GradientMethod, GradientProblems, check_reached
 from gossamer.pruning.solvers import LayerProblem, LayerSolution
@@ -198,8 +199,7 @@ class OBERT(GradientMethod):
     def scores(self, problems: GradientProblems) -> Iterator[torch.Tensor]:
         """Saliencies of the single weights of every target."""
         for layer, blocks in self._blocks(problems):
-            scores_RK = saliency(layer.weight_RK, blocks.neighbours()[0])
-            yield scores_RK.to(layer.weight_RK.dtype)
+            yield saliency(layer.weight_RK, blocks.neighbours()[0]).to(layer.weight_RK.dtype)
 
     def solutions(self, problems: GradientProblems) -> Iterator[LayerSolution]:
         """The mask and new weights of every target."""

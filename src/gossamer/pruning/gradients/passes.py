@@ -8,8 +8,8 @@ Legend: R rows (outputs), K columns (inputs, or inputs x kernel).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,70 +50,40 @@ class GradientPasses:
             weight.requires_grad_(True)
         for number, batch in enumerate(self.batches):
             with torch.enable_grad():
-                value = self.loss(self.model, batch)
-                _check_loss(value, number)
                 # Not backward(): the .grad of a user's training run stays as it is.
-                found = torch.autograd.grad(value, wanted, allow_unused=True)
-            yield [
-                _matrix(target, gradient, number)
-                for target, gradient in zip(targets, found, strict=True)
-            ]
+                found = torch.autograd.grad(self.value(number, batch), wanted, allow_unused=True)
+            matrices = []
+            for target, given in zip(targets, found, strict=True):
+                gradient = torch.zeros_like(target.weight) if given is None else given
+                if not torch.isfinite(gradient).all():
+                    raise InputError(
+                        f"{target.name}: its gradient in backward pass {number} is NaN or infinite."
+                        " Run the loss on this batch and look at this layer."
+                    )
+                wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+                matrices.append(wide.flatten(1))
+            yield matrices
 
-
-def in_samples(batches: Sequence[Batch]) -> list[Batch]:
-    """A batch for every sample: views, no copies.
-
-    The square of a batch's mean gradient is not the mean of its samples' squares: samples give the
-    Fisher matrix as it is defined, batches a cheaper and noisier one.
-    """
-    samples = []
-    for batch in batches:
-        found = batch.first_tensor()
-        if found is None or not found.ndim:
-            raise InputError("in_samples: a batch holds no tensor that could be cut into samples.")
-        for number in range(len(found)):
-            arguments, keep = _cut([batch.arguments, batch.keep], number, len(found))
-            samples.append(replace(batch, arguments=arguments, keep=keep))
-    return samples
-
-
-def _cut(value: Any, sample: int, size: int) -> Any:
-    """One sample of everything that has `size` of them; the rest belongs to all."""
-    if isinstance(value, torch.Tensor):
-        return value[sample : sample + 1] if value.ndim and len(value) == size else value
-    if isinstance(value, Mapping):
-        return {name: _cut(part, sample, size) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cut(part, sample, size) for part in value]
-    return value
-
-
-def _check_loss(value: Any, number: int) -> None:
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise InputError(
-            f"loss: expected a tensor with one number for a batch, got {found}. Return the mean."
-        )
-    if not value.requires_grad:
-        raise InputError(
-            "loss: does not depend on the weights to prune. Compute it from the model's output"
-            " without detach(), item() or torch.no_grad()."
-        )
-    if not torch.isfinite(value.detach()).all():
-        raise InputError(
-            f"loss: is {value.item()} in backward pass {number}. Look at the model's output there."
-        )
-
-
-def _matrix(target: Target, gradient: torch.Tensor | None, number: int) -> torch.Tensor:
-    if gradient is None:
-        gradient = torch.zeros_like(target.weight)
-    if not torch.isfinite(gradient).all():
-        raise InputError(
-            f"{target.name}: its gradient in backward pass {number} is NaN or infinite. Run the"
-            " loss on this batch and look at this layer."
-        )
-    return (gradient if gradient.dtype == torch.float64 else gradient.float()).flatten(1)
+    def value(self, number: int, batch: Batch) -> torch.Tensor:
+        """The loss of a batch; InputError where it has no gradient that means something."""
+        value: Any = self.loss(self.model, batch)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise InputError(
+                f"loss: expected a tensor with one number for a batch, got {found}. Return the"
+                " mean."
+            )
+        if not value.requires_grad:
+            raise InputError(
+                "loss: does not depend on the weights to prune. Compute it from the model's output"
+                " without detach(), item() or torch.no_grad()."
+            )
+        if not torch.isfinite(value.detach()).all():
+            raise InputError(
+                f"loss: is {value.item()} in backward pass {number}. Look at the model's output"
+                " there."
+            )
+        return value
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,8 @@ from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn.batch import Batch
 from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern, Unstructured
-from gossamer.pruning.calibration import (
-    LayerProgress,
-    check_inside,
-    evaluating,
-    kept_flags,
-    problem_of,
-)
+from gossamer.pruning.calibration import LayerProgress, check_inside, problem_of
+from gossamer.pruning.calibration.flow import evaluating, kept_flags
 from gossamer.pruning.gradients.passes import GradientMethod, GradientPasses, GradientProblems, Loss
 from gossamer.pruning.methods import built
 from gossamer.pruning.solvers import LayerSolution
@@ -59,7 +54,7 @@ def prune_by_gradients(
 
     Args:
         model: any module.
-        batches: calibration data, one backward pass each; `in_samples` cuts them finer.
+        batches: calibration data, one backward pass each.
         loss: `loss(model, batch)` gives a scalar; see `gossamer.pruning.gradients.losses`.
         targets: layers.
         counts: kept weights of each; patterns with a fixed density ignore them.
@@ -81,8 +76,7 @@ def prune_by_gradients(
             progress(LayerProgress(layer.name, number, len(targets), None, seconds, solution.notes))
             started = time.perf_counter()
         for target in targets:
-            weight_RK = solutions[target.name].weight_RK
-            target.weight.data.copy_(weight_RK.view(target.weight.shape))
+            target.weight.data.copy_(solutions[target.name].weight_RK.view(target.weight.shape))
     return solutions
 
 

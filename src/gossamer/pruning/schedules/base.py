@@ -18,9 +18,9 @@ import torch
 from gossamer.errors import InputError
 from gossamer.patterns import NM, Block, Pattern, Unstructured
 from gossamer.pruning.budgets import BUDGETS, BudgetLayer
+from gossamer.pruning.legal_counts import keep_highest
 from gossamer.pruning.schedules.radix_select import keep_largest_across
 from gossamer.pruning.schedules.run import Event, Run
-from gossamer.pruning.solvers import keep_highest
 
 
 @dataclass(frozen=True)

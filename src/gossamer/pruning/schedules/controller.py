@@ -60,6 +60,11 @@ class Controller:
         """Whether masks never move again: time for `gossamer.compact(model, optimizer)`."""
         return self._schedule.is_settled(self._step)
 
+    def begin_after(self, step: int) -> None:
+        """So many steps were taken before it was attached; the schedule has nothing to do there."""
+        self._step = step
+        self._arm()
+
     def step(self) -> list[Event]:
         """Call it after every optimizer.step(); gives what happened."""
         if not self._hooks:

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gossamer.errors import FormatError, InputError
+from gossamer.errors import FormatError, InputError, PatternError
 from gossamer.formats.bits import unpack_bits
-from gossamer.nn import CompactWeight, MaskedWeight
+from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.nn.layers.parts import fault_in_stored_mask
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
 from gossamer.pruning.oneshot import PruningPlan, apply_plan, check_layer
@@ -49,13 +50,17 @@ class ControlledLayer:
     @property
     def module(self) -> MaskedWeight:
         """The masked layer."""
-        module = self.current
-        if isinstance(module, CompactWeight):
+        if self.is_compact:
             raise InputError(
                 f"{self.name}: is compact, but the schedule still moves masks. Call"
                 " gossamer.compact(model, optimizer) when ctl.is_settled says so."
             )
-        return module
+        return self.current  # type: ignore[return-value]
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether its mask is fixed."""
+        return self.current.form == "compact"
 
     @property
     def weight(self) -> nn.Parameter:
@@ -89,9 +94,12 @@ class ControlledLayer:
 
 
 def take_layers(
-    model: nn.Module, pattern: Pattern, targets: Rules, ignore: Rules
+    model: nn.Module, pattern: Pattern, targets: Rules, ignore: Rules, *, holds: bool = False
 ) -> list[ControlledLayer]:
-    """Mask the targets of `model` with every weight kept, in place, and reserve them."""
+    """Mask the targets of `model` with every weight kept, in place, and reserve them.
+
+    With `holds` only layers that are pruned already are taken, with their masks.
+    """
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise InputError(
@@ -99,12 +107,14 @@ def take_layers(
                 " gossamer.attach(model, ...) first, then wrap; when masks are settled, unwrap,"
                 " gossamer.compact(model, optimizer), and wrap again."
             )
-        if isinstance(module, CompactWeight):
-            raise InputError(
-                f"{name}: is compact, its mask is fixed. Attach before gossamer.compact, or make"
-                " the layer dense again with to_dense()."
-            )
+    for name, _ in sparse_layers(model, "compact"):
+        raise InputError(
+            f"{name}: is compact, its mask is fixed. Attach before gossamer.compact, or make the"
+            " layer dense again with to_dense()."
+        )
     found = find_targets(model, targets, ignore)
+    if holds:
+        found = [t for t in found if t.mask is not None and not t.mask.all()]
     for target in found:
         check_layer(target, pattern)
         if target.module in _CONTROLLED:
@@ -112,24 +122,42 @@ def take_layers(
                 f"{target.name}: a controller is attached already, and two would undo each other's"
                 " masks. Go on with the first one, or call its close() before."
             )
-        if target.mask is not None and not target.mask.all():
+        if holds and target.mask is not None:
+            _check_held(target.name, target.mask, pattern)
+        elif target.mask is not None and not target.mask.all():
             raise InputError(
                 f"{target.name}: is pruned already ({target.module.density:.3g} kept). A schedule"
                 " starts from a dense layer: take to_dense() of it, or train on with its mask held."
             )
-    # All kept: legal only where any mask is; the schedule gives layers their pattern with the mask.
-    masks = [torch.ones_like(t.weight.detach().flatten(1), dtype=torch.bool) for t in found]
-    apply_plan(model, PruningPlan(Unstructured(), found, masks))
+    if holds and not found:
+        raise InputError(
+            "schedule reopen: no layer of the model has a mask to go on from. Prune it first, grow"
+            " it with opened below 1, or use the schedule rigl."
+        )
+    if not holds:
+        # All kept: legal only where any mask is; the schedule gives layers their pattern.
+        masks = [torch.ones_like(t.weight.detach().flatten(1), dtype=torch.bool) for t in found]
+        apply_plan(model, PruningPlan(Unstructured(), found, masks))
     layers = [ControlledLayer(model, t.name, tuple(name for name, _ in t.twins)) for t in found]
     for layer in layers:
         _CONTROLLED.update(layer.everyone)
     return layers
 
 
+def _check_held(name: str, mask: torch.Tensor, pattern: Pattern) -> None:
+    try:
+        pattern.validate(mask)
+    except PatternError as error:
+        raise InputError(
+            f"{name}: its mask is not one of {pattern} ({error}). Give the schedule the pattern of"
+            " the masks that are there."
+        ) from error
+
+
 def release_layers(layers: list[ControlledLayer]) -> None:
     """Another controller may take them."""
     for layer in layers:
-        if isinstance(layer.current, CompactWeight):
+        if layer.is_compact:
             continue
         layer.set_reach(None)
         for module in layer.everyone:
@@ -145,11 +173,11 @@ def restore_mask(layer: ControlledLayer, bits: torch.Tensor, pattern_text: str) 
     if fault is not None:
         raise FormatError(fault)
     is_same = torch.equal(module.mask_bits.cpu(), bits.cpu())
-    if isinstance(module, CompactWeight):
+    if layer.is_compact:
         if not is_same:
             raise InputError(f"{where}: is compact with another mask than the state's.")
         return
     for each in layer.everyone:
         each.pattern = pattern
     if not is_same:
-        module.set_mask(unpack_bits(bits, module.matrix_shape[1]))
+        layer.module.set_mask(unpack_bits(bits, module.matrix_shape[1]))

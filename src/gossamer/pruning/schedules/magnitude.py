@@ -17,7 +17,15 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from gossamer.pruning.schedules.base import Events, Schedule, State, cubic, layer_masks
-from gossamer.pruning.schedules.dense_store import DenseStore, StoredSchedule
+from gossamer.pruning.schedules.moving import DenseStore, StoredSchedule
+
+__all__ = [
+    "AcDc",
+    "Gradual",
+    "Iterative",
+    "OneShot",
+    "phases",
+]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import CompactWeight
 from gossamer.nn.surgery.optimizer_state import Part, check_state
 from gossamer.pruning.schedules.layers import AnySparse
 
@@ -243,7 +242,7 @@ def _updated(
 def _held_entries(layer: AnySparse) -> torch.Tensor:
     """Bool [R * K]: the entries of the dense weight that the trained Parameter holds."""
     mask = layer.mask().reshape(-1)
-    return mask if isinstance(layer, CompactWeight) else torch.ones_like(mask)
+    return torch.ones_like(mask) if layer.trained().numel() == mask.numel() else mask
 
 
 def _kept(layer: AnySparse) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 
 from gossamer.errors import InputError
-from gossamer.patterns import kept_count
+from gossamer.patterns.selection import kept_count
 
 _BITS, _BINS = 8, 256
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layer-wise methods: a mask and new kept weights from the Gram matrix of a layer's inputs.
 
-Start with `LayerProblem`, which every solver turns into a `LayerSolution`. `refit` is the least
-squares solution for a given mask.
+Start with `LayerProblem`, which every solver turns into a `LayerSolution`; `Solve` is such a
+function, and `Needed` says which statistics it wants. `damped` makes a Gram matrix safe to factor
+(`NotPositiveDefinite` if that fails), and `refit` is the least squares solution for a given mask.
+The solvers are in `reconstruction.py` and `sparsegpt.py`; the table of methods names them.
 """
 
 from gossamer.pruning.solvers.problem import (
@@ -12,24 +14,15 @@ from gossamer.pruning.solvers.problem import (
     NotPositiveDefinite,
     Solve,
     damped,
-    keep_highest,
-    nearest_density,
     refit,
 )
-from gossamer.pruning.solvers.reconstruction import ADMM, ExactOBS
-from gossamer.pruning.solvers.sparsegpt import SparseGPT
 
 __all__ = [
-    "ADMM",
-    "ExactOBS",
     "LayerProblem",
     "LayerSolution",
     "Needed",
     "NotPositiveDefinite",
     "Solve",
-    "SparseGPT",
     "damped",
-    "keep_highest",
-    "nearest_density",
     "refit",
 ]

@@ -22,6 +22,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.patterns import Pattern
+from gossamer.pruning.legal_counts import keep_highest, nearest_density
 
 # What a method must know of a layer's inputs: nothing, the mean square of each, or the Gram matrix.
 Needed = Literal["none", "squares", "gram"]
@@ -106,24 +107,6 @@ Solve = Callable[[LayerProblem], LayerSolution]
 def output_square(weight_RK: torch.Tensor, gram_KK: torch.Tensor) -> float:
     """tr(W G W^T): the mean square of the outputs, summed over rows."""
     return float(((weight_RK @ gram_KK) * weight_RK).sum(dtype=torch.float64))
-
-
-def keep_highest(scores_RK: torch.Tensor, count: int, pattern: Pattern) -> torch.Tensor:
-    """The legal mask of the highest scores with nearly `count` kept weights."""
-    density = nearest_density(pattern, scores_RK, count)
-    if density == 0.0:
-        return torch.zeros_like(scores_RK, dtype=torch.bool)
-    return pattern.project(scores_RK, density)
-
-
-def nearest_density(pattern: Pattern, matrix_RK: torch.Tensor, count: int) -> float:
-    """The density nearest to `count` kept weights that the pattern can have in this matrix."""
-    if pattern.fixed_density is not None:
-        return pattern.fixed_density
-    rows, columns = matrix_RK.shape
-    if not count or not rows * columns:
-        return 0.0
-    return pattern.legal_density((rows, columns), count / (rows * columns))
 
 
 # Damping is a part of the mean diagonal. Where rounding or too few samples leave the matrix without

@@ -22,13 +22,8 @@ import torch
 
 from gossamer.errors import PatternError
 from gossamer.patterns import NM, Unstructured
-from gossamer.pruning.solvers.problem import (
-    LayerProblem,
-    LayerSolution,
-    damped,
-    keep_highest,
-    refit,
-)
+from gossamer.pruning.legal_counts import keep_highest
+from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, damped, refit
 
 # How fast the penalty grows, by the part of the mask that still moves.
 _GROWTH = ((0.05, 1.3), (0.005, 1.2), (0.0, 1.1))

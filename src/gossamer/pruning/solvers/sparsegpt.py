@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from gossamer.errors import InputError
-from gossamer.patterns import kept_count
+from gossamer.patterns.selection import kept_count
 from gossamer.pruning.solvers.problem import LayerProblem, LayerSolution, damped
 
 COLUMNS = 64

@@ -209,8 +209,7 @@ class _Run:
     def gradients(self) -> list[torch.Tensor]:
         start = time.perf_counter()
         found = mask_gradients(self.model, self.groups, self.batches, self.loss, self.fisher)
-        seconds = time.perf_counter() - start
-        self.stages.append(StageLog("gradients", None, None, True, seconds))
+        self.stages.append(StageLog("gradients", None, None, True, time.perf_counter() - start))
         return found
 
     def search(
@@ -241,8 +240,7 @@ class _Run:
             for names, units in zip(self.original, kept, strict=True)
         ]
         self.groups = find_units(self.model)
-        seconds = time.perf_counter() - start
-        self.stages.append(StageLog("slim", None, self.score, True, seconds))
+        self.stages.append(StageLog("slim", None, self.score, True, time.perf_counter() - start))
 
     def reconstruct(self, name: str, teacher: nn.Module, method: Method) -> None:
         start = time.perf_counter()

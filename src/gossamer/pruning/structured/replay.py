@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.pruning.calibration import hooked
+from gossamer.pruning.calibration.flow import hooked
 from gossamer.pruning.structured.units import Loss
 
 # keep(batch): bool or 0/1 tensor [B, T] per call of the model, zero where a token is padding.

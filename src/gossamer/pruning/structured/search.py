@@ -20,7 +20,8 @@ import torch
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.nn.surgery.slimming import UnitGroup, matrix_of
+from gossamer.nn.surgery.matrix_layers import matrix_of
+from gossamer.nn.surgery.slimming import UnitGroup
 from gossamer.ops.timing import race, stopwatch
 
 Cost = Literal["macs", "parameters", "latency"]

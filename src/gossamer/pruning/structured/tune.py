@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.surgery.slimming import UnitGroup, matrix_of, set_matrix
-from gossamer.pruning.calibration import frozen
+from gossamer.nn.surgery.matrix_layers import matrix_of, set_matrix
+from gossamer.nn.surgery.slimming import UnitGroup
+from gossamer.pruning.calibration.flow import frozen
 from gossamer.pruning.structured.replay import Keep, ModelCall, Seen, record_calls, watch
 from gossamer.pruning.structured.units import Loss, find_units
 

@@ -19,8 +19,9 @@ from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
-from gossamer.nn.surgery.slimming import UnitGroup, cut_units, find_groups, is_matrix_layer
-from gossamer.pruning.calibration import frozen, hooked
+from gossamer.nn.surgery.matrix_layers import is_matrix_layer
+from gossamer.nn.surgery.slimming import UnitGroup, cut_units, find_groups
+from gossamer.pruning.calibration.flow import frozen, hooked
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 

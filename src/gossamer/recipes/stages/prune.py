@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from gossamer.method_table import METHOD_SETTINGS, METHODS, methods_with
-from gossamer.recipes.faults import SCHEMA_HINT, near, plain, show
-from gossamer.recipes.stages.base import (
+from gossamer.recipes.base import (
     Found,
     Ignored,
     PatternName,
@@ -19,6 +18,7 @@ from gossamer.recipes.stages.base import (
     pattern_faults,
     whole_number,
 )
+from gossamer.recipes.phrases import SCHEMA_HINT, near, plain, show
 
 _BUDGETS_WITH_DATA = ("owl", "sensitivity")
 
@@ -66,7 +66,13 @@ class Prune(StageSettings):
         yield from _method_faults(raw)
         yield from pattern_faults(raw)
         for name in ("targets", "ignore"):
-            yield from _rule_faults(name, raw.get(name))
+            listed = as_list(raw.get(name))
+            for rule in listed if isinstance(listed, tuple) else ():
+                if isinstance(rule, str) and rule.startswith("re:"):
+                    try:
+                        re.compile(rule.removeprefix("re:"))
+                    except (re.error, OverflowError, RecursionError) as error:
+                        yield name, f"{show(rule)} is not a regular expression: {error}."
 
     @property
     def needs(self) -> str | None:
@@ -110,16 +116,6 @@ def _method_faults(raw: Mapping[str, Any]) -> Found:
                 f"{name} is a setting of {_listed(methods_with(name))}{extra}, not of"
                 f" {plain(method)}. Remove it.",
             )
-
-
-def _rule_faults(name: str, rules: Any) -> Found:
-    listed = as_list(rules)
-    for rule in listed if isinstance(listed, tuple) else ():
-        if isinstance(rule, str) and rule.startswith("re:"):
-            try:
-                re.compile(rule.removeprefix("re:"))
-            except (re.error, OverflowError, RecursionError) as error:
-                yield name, f"{show(rule)} is not a regular expression: {error}."
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 
 from pydantic import Field
 
-from gossamer.recipes.stages.base import StageSettings
+from gossamer.recipes.base import StageSettings
 
 
 class Relufy(StageSettings):

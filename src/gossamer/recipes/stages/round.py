@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from gossamer.recipes.stages.base import Found, Ignored, StageSettings
+from gossamer.recipes.base import Found, Ignored, StageSettings
 
 _Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 

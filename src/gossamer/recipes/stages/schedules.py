@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gossamer.errors import PatternError
-from gossamer.recipes.stages.base import (
+from gossamer.recipes.base import (
     MAX_STEPS,
     Ignored,
     PatternName,
@@ -22,6 +22,16 @@ from gossamer.recipes.stages.base import (
     raise_faults,
     read_pattern,
 )
+
+__all__ = [
+    "SCHEDULES",
+    "IterativeSettings",
+    "Moment",
+    "Schedule",
+    "ScheduleSettings",
+    "WindowSettings",
+    "step_of",
+]
 
 Budget = Annotated[
     Literal["uniform", "global", "erk", "half-erk"],
@@ -48,6 +58,8 @@ class ScheduleSettings(Settings):
     """What all schedules have."""
 
     fractions: ClassVar = {"sparsity": "[0, 1)"}
+    # The field that says when masks first move; "": with the first step.
+    begins: ClassVar[str] = ""
 
     sparsity: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Fraction of zeros at the end; left out where the pattern fixes it."""
@@ -58,6 +70,11 @@ class ScheduleSettings(Settings):
     ignore: Ignored = None
     seed: Seed = 0
     """Of everything drawn at random."""
+
+    @property
+    def fixed_density(self) -> float | None:
+        """The kept fraction that the pattern fixes; None where any is legal."""
+        return read_pattern(self.pattern).fixed_density
 
     @model_validator(mode="before")
     @classmethod
@@ -70,6 +87,10 @@ class ScheduleSettings(Settings):
         except (PatternError, AttributeError, TypeError):
             return data
         return data if fixed is None else {**data, "budget": "uniform"}
+
+    def first_step(self, total_steps: int) -> int:
+        """The first step after which masks may move in a run of `total_steps`."""
+        return step_of(getattr(self, self.begins), total_steps) if self.begins else 0
 
     @model_validator(mode="after")
     def _check_pattern(self) -> Self:
@@ -98,6 +119,7 @@ class WindowSettings(ScheduleSettings):
 class OneShotSettings(ScheduleSettings):
     """All at once at one moment."""
 
+    begins: ClassVar[str] = "at"
     kind: Literal["oneshot"] = "oneshot"
     at: Moment = 0.5
     """When the mask is made; it never moves again."""
@@ -106,6 +128,7 @@ class OneShotSettings(ScheduleSettings):
 class GradualSettings(WindowSettings):
     """Gradual magnitude pruning: sparsity rises along a cubic, fast first."""
 
+    begins: ClassVar[str] = "begin"
     kind: Literal["gradual"] = "gradual"
     budget: Budget = "erk"
     initial_sparsity: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -208,6 +231,18 @@ class RigLSettings(_Dynamic):
     """The dense gradient is summed over so many steps; small batches want several."""
 
 
+class ReopenSettings(_Dynamic):
+    """RigL from the masks that are there: their density moves to that of `sparsity`."""
+
+    begins: ClassVar[str] = "begin"
+    kind: Literal["reopen"] = "reopen"
+    budget: Budget = "uniform"
+    drop: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Fraction exchanged first, beside what opens or closes; falls with a cosine."""
+    gradient_steps: int = Field(default=1, ge=1, le=10_000)
+    """The dense gradient is summed over so many steps; small batches want several."""
+
+
 class TopKastSettings(WindowSettings):
     """A dense store: the largest weights run, somewhat more of them train."""
 
@@ -226,6 +261,7 @@ class AcDcSettings(ScheduleSettings):
     rate has fallen far by then.
     """
 
+    begins: ClassVar[str] = "begin"
     kind: Literal["acdc"] = "acdc"
     budget: Budget = "global"
     begin: Moment = 0.1
@@ -251,6 +287,7 @@ class AcDcSettings(ScheduleSettings):
 class EarlyBirdSettings(WindowSettings):
     """Trains dense until the mask it would get stops changing, then prunes once."""
 
+    begins: ClassVar[str] = "begin"
     kind: Literal["early_bird"] = "early_bird"
     budget: Budget = "global"
     form: Literal["weights", "channels"] = "weights"
@@ -292,6 +329,7 @@ Schedule = Annotated[
     | SynFlowSettings
     | SetSettings
     | RigLSettings
+    | ReopenSettings
     | TopKastSettings
     | AcDcSettings
     | EarlyBirdSettings,

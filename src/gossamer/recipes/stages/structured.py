@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.recipes.stages.base import StageSettings
+from gossamer.recipes.base import StageSettings
 
 
 class Structured(StageSettings):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.recipes.stages.base import (
+from gossamer.recipes.base import (
     Found,
     Frozen,
     Samples,

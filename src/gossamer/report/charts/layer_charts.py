@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from gossamer.report.charts.shapes import WIDTH, Bar, Chart, Curve, Label, Line, shorten
 from gossamer.running.layers import LayerTime, LayerTimes, Row
 
+__all__ = [
+    "curve_chart",
+    "layer_bars",
+    "sparsity_chart",
+    "time_chart",
+]
+
 _VALUE_WIDTH = 100.0
 _LETTER = 6.9
 _ROW = 22.0

@@ -21,8 +21,9 @@ from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery import replace_module
-from gossamer.ops.timing import LoadWatch, race
-from gossamer.running.encoder import Arrays
+from gossamer.ops.timing import race
+from gossamer.ops.timing.load import LoadWatch
+from gossamer.running.encoder.arrays import Arrays
 from gossamer.running.rivals import EncoderEngine, EngineFailed
 from gossamer.running.rivals.engine_scripts.turn import turn
 

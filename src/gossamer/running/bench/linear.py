@@ -19,7 +19,8 @@ from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix, choose_format
 from gossamer.ops import Problem, _native, kernels_for
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.timing import LoadWatch, duel, fair_clock, race, spread_of, stopwatch
+from gossamer.ops.timing import duel, fair_clock, race, spread_of, stopwatch
+from gossamer.ops.timing.load import LoadWatch
 from gossamer.patterns import Pattern, parse_pattern
 
 _TURNS = 6

@@ -15,7 +15,8 @@ from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import PRECISIONS, Kernel, Problem, Run, kernel_list
-from gossamer.ops.timing import Load, Race, contest
+from gossamer.ops.timing import Race, contest
+from gossamer.ops.timing.load import Load
 from gossamer.running.choice.cost_table import CostKey, CostTable
 
 Call = Callable[[], object]
@@ -131,19 +132,16 @@ class Chooser:
         if not self._tune:
             lowest = sparse[-1]
             return lowest.unmeasured or _by_rule(lowest.kernel, lowest.key.density, tokens)
-        race = self._race(sparse, dense) if _rank() == 0 else None
+        race = None
+        if _rank() == 0:
+            keys = tuple(one.key for one in sparse)
+            race = self._table.get(keys) or self._raced.get(keys)
+            if race is None:
+                with torch.inference_mode():
+                    race = self._timer(dense, *(one.run for one in sparse))
+                self._raced[keys] = race
+                self._table.put(keys, race)
         return _by_time([one.kernel for one in sparse], tokens, _from_rank_zero(race, len(sparse)))
-
-    def _race(self, sparse: Sequence[Rival], dense: Call) -> Race:
-        """From the table, or run now."""
-        keys = tuple(one.key for one in sparse)
-        found = self._table.get(keys) or self._raced.get(keys)
-        if found is None:
-            with torch.inference_mode():
-                found = self._timer(dense, *(one.run for one in sparse))
-            self._raced[keys] = found
-            self._table.put(keys, found)
-        return found
 
     def save(self) -> None:
         """Write new measurements to disk."""

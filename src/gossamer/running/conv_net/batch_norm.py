@@ -20,7 +20,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gossamer.nn.batch import call_on_batch
 from gossamer.nn.forms import in_form_of
-from gossamer.nn.layer_kinds import kind_name, weight_of
+from gossamer.nn.layer_kinds import kind_name
+from gossamer.nn.layer_weights import weight_of
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.carried import carried, hand_over
 from gossamer.ops.conv import ConvSettings

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from gossamer.nn.layers import SparseLayer
-from gossamer.nn.surgery.carried import LEFT, Watch, carried_by_calls, leave
-from gossamer.ops import report_fallback
+from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.surgery.carried import Watch, carried_by_calls
+from gossamer.nn.surgery.left import LEFT, leave
+from gossamer.ops.fallback import report_fallback
 from gossamer.running.packed import PackedConv2d
 
 # A rewritten network rounds differently; a wrong rewriting changes the result by far more.

@@ -12,12 +12,19 @@ import torch
 from torch import fx, nn
 
 from gossamer import settings
+from gossamer.errors import KernelMissing
 from gossamer.nn.surgery.carried import Watch
-from gossamer.ops import direct_address
-from gossamer.ops.engines import PackedConvNet
+from gossamer.ops import kernel_list
+from gossamer.ops.addresses import direct_address
+from gossamer.ops.engines.conv_net import PackedConvNet
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice
-from gossamer.running.conv_net.fused_convs import ConvTracer, RewrittenForward, same_output
+from gossamer.running.conv_net.fused_convs import (
+    ConvTracer,
+    RewrittenForward,
+    leave_and_report,
+    same_output,
+)
 from gossamer.running.conv_net.plan import lower, plan_of, rest_of
 from gossamer.running.packed import PackedConv2d
 
@@ -73,6 +80,10 @@ def use_conv_net(model: nn.Module, example: torch.Tensor, precision: str) -> Non
     """
     if example.dtype is not torch.float32:
         return
+    if not any("conv_net" in kernel.engines for kernel in kernel_list("conv")):
+        reason = "runs layer by layer: no conv kernel packs for the native call 'conv_net'"
+        leave_and_report(model, type(model).__name__, reason)
+        return
     with torch.inference_mode():
         made = net_forward(model, example, precision)
         if made is None:
@@ -114,7 +125,11 @@ def net_forward(
         return fp32, fp32
     found = [reference.found[node.name] for node in lowering.tops]
     tops = [float(x.abs().amax()) if x.numel() else 0.0 for x in found]
-    return fp32, NetForward(PackedConvNet(plan, tops), rest, layered, keeps_pixels, watch)
+    try:
+        net = PackedConvNet(plan, tops)
+    except KernelMissing:
+        return fp32, fp32  # int8 is the lowest precision allowed, and fp32 is what there is
+    return fp32, NetForward(net, rest, layered, keeps_pixels, watch)
 
 
 class _Reference(fx.Interpreter):

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from gossamer.errors import KernelError
-from gossamer.nn.layer_kinds import matrix_of
+from gossamer.nn.layer_weights import matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls
-from gossamer.ops.conv import ConvSettings, Pair
-from gossamer.ops.engines import ConvStep, NetPlan, NetValue, PoolStep, positions_of
+from gossamer.ops import kernels_for
+from gossamer.ops.conv import ConvSettings, Pair, positions_of
+from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PoolStep
 from gossamer.running.conv_net.fused_convs import is_plain_sum, is_relu
 from gossamer.running.packed import PackedConv2d
 
@@ -103,9 +104,12 @@ class Lowering:
         if len(node.args) != 1 or node.kwargs or not stock:
             raise NotUnderstood
         source, settings = self.take(node.args[0]), ConvSettings.of(module)
-        positions_of(settings, self.values[source].size)
         # Without a target: it may still take over what follows it.
-        self._pending[node] = ConvStep(source, -1, settings, matrix_of(module), module.bias, False)
+        facts = (source, -1, settings, matrix_of(module), module.bias, False)
+        step = ConvStep(*facts, layer=str(node.target))
+        if not kernels_for("conv", step.problem(self.values[source].size)):
+            raise NotUnderstood
+        self._pending[node] = step
 
     def _sum(self, node: fx.Node) -> None:
         summands: Any = node.args

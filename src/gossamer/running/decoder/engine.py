@@ -4,7 +4,6 @@
 Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
 """
 
-import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +13,16 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.formats import SparseMatrix
-from gossamer.formats.grid import int4_grid, offsets_grid
 from gossamer.nn.families import BlockParts
-from gossamer.ops import Problem, kernel_list, kernels_for
-from gossamer.ops.engines import DecoderBlock, NativeDecoder, NativeSession, PackedLayer, Product
-from gossamer.ops.linear import PackedWeight, few, few_int
-from gossamer.ops.timing import contest
-from gossamer.patterns import NM
+from gossamer.ops.engines.decoder import DecoderBlock, NativeDecoder, NativeSession, PackedLayer
+from gossamer.ops.linear import few
+from gossamer.running.decoder.packing import WeightPacker
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import FACTS, decoder_shape, joined, rope_angles
-from gossamer.settings import tuning_enabled
+from gossamer.running.layers import Explanation
 
 # The token numbers of one sequence.
 TokenIds = Sequence[int] | torch.Tensor
-# Kept fraction below which an index per kept weight is smaller than a bit per weight.
-_INDEXED_BELOW = 0.25
 
 
 @dataclass(frozen=True)
@@ -101,8 +94,8 @@ class DecoderEngine:
         self.shape = decoder_shape(model, context)
         self.dtype = dtype
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
-        pack = _Packer(dtype, scale_group, prompt_copy)
-        pack_table = _Packer(self.head_dtype, scale_group, prompt_copy=False, reads_rows=True)
+        pack = WeightPacker(dtype, scale_group, prompt_copy)
+        pack_table = WeightPacker(self.head_dtype, scale_group, prompt_copy=False, reads_rows=True)
         facts = FACTS[type(model).__name__]
         chain = facts.chain
         outside: list[Any] = [model.get_submodule(name) for name in (*chain.front, *chain.back)]
@@ -127,6 +120,11 @@ class DecoderEngine:
             resident_bytes=sum(part.resident_bytes for part in (*linears, *tables)),
         )
         self.kernels = sorted({linear.few.kernel for linear in linears})
+        self._rows = Explanation([*pack_table.rows, *pack.rows])
+
+    def explained(self) -> Explanation:
+        """What runs each weight for one token, and why: what `gossamer.explain(engine)` gives."""
+        return self._rows
 
     def session(self) -> "Session":
         """A new sequence: memory for keys and values of the whole context."""
@@ -221,66 +219,7 @@ class Session:
         return logits
 
 
-@dataclass(frozen=True)
-class _Packer:
-    """Packs matrices of a decoder in one type."""
-
-    dtype: str
-    scale_group: int
-    prompt_copy: bool
-    reads_rows: bool = False
-
-    def __call__(self, product: Product) -> PackedLayer:
-        matrix = product.matrix
-        if self.dtype == "int4" and matrix.density == 1:
-            with_offsets = _pack_offsets(matrix.dense())
-            if with_offsets is not None:
-                return PackedLayer(with_offsets, bias=product.bias)
-        problem = Problem(matrix, self.dtype, tokens=1, scale_group=self.scale_group)
-        kernels = kernel_list("linear")
-        run = kernels.get(self._usual_kernel(matrix)).pack(problem)
-        if not self.reads_rows:
-            plug_ins = [k.pack(problem) for k in kernels_for("linear", problem) if k.is_plug_in]
-            # Other runs have no native form: a decoder is one native call.
-            run = _fastest([run, *(one for one in plug_ins if isinstance(one, PackedWeight))])
-        many = None
-        if self.prompt_copy and self.dtype in ("fp32", "bf16") and matrix.density < 1:
-            many = kernels.get("panel-bf16" if self.dtype == "bf16" else "panel").pack(problem)
-        return PackedLayer(run, many, product.bias)
-
-    def _usual_kernel(self, matrix: SparseMatrix) -> str:
-        """The name of the built-in kernel with the fewest bytes for a token."""
-        form = "bitmask" if matrix.density >= _INDEXED_BELOW or self.reads_rows else "indexed"
-        if isinstance(matrix.pattern, NM) and not self.reads_rows:
-            form = "nm"
-        # Without that instruction, fixed positions and few kept weights are better off with floats.
-        takes = few_int.expands_masks() or (few_int.is_native() and form == "bitmask")
-        if self.dtype in few_int.DTYPES and takes:
-            return few_int.kernel_name(self.dtype)
-        return few.kernel_name(form, self.dtype)
-
-
-def _fastest(packed: list[PackedWeight]) -> PackedWeight:
-    """Of the same weight in several layouts, for one token; the first one if nothing is timed."""
-    if len(packed) == 1 or not tuning_enabled():
-        return packed[0]
-    x_1K = torch.randn(1, packed[0].shape[1], generator=torch.Generator().manual_seed(0))
-    times = contest(*(functools.partial(one, x_1K) for one in packed)).us
-    return packed[times.index(min(times))]
-
-
-def _pack_offsets(weight: torch.Tensor) -> PackedWeight | None:
-    """A weight that is on a grid with offsets and on none without, which has fewer bytes."""
-    if int4_grid(weight.shape[1]).encode_exactly(weight) is not None:
-        return None
-    for grid in (offsets_grid(64), offsets_grid(32)):
-        coded = grid.encode_exactly(weight)
-        if coded is not None and coded[2] is not None:
-            return few_int.pack_few_int_offsets(coded[0], coded[1], coded[2], grid.span)
-    return None
-
-
-def _block(layer: nn.Module, parts: BlockParts, where: str, pack: _Packer) -> DecoderBlock:
+def _block(layer: nn.Module, parts: BlockParts, where: str, pack: WeightPacker) -> DecoderBlock:
     def packed(place: str, *names: str) -> PackedLayer:
         return pack(joined([layer.get_submodule(name) for name in names], f"{where}.{place}"))
 

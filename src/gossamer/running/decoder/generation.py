@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.families import DECODER_HEADS, is_decoder, num_positions
-from gossamer.ops import report_fallback
+from gossamer.nn.families.text import DECODER_HEADS, is_decoder, num_positions
+from gossamer.ops.fallback import report_fallback
 from gossamer.running.decoder.engine import DecoderEngine, Session
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.layers import compile as compile_model

@@ -13,9 +13,11 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.nn.families import answers
-from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of, weight_of
+from gossamer.nn.layer_kinds import form_of, kind_name
+from gossamer.nn.layer_weights import matrix_of, weight_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls
-from gossamer.ops.engines import DecoderShape, Product
+from gossamer.ops.engines.decoder import DecoderShape
+from gossamer.ops.engines.encoder import Product
 from gossamer.running.packed import MIN_SPARSITY
 
 # What is known of the classes that the native decoder runs.
@@ -108,7 +110,8 @@ def rope_angles(model: nn.Module, shape: DecoderShape) -> tuple[torch.Tensor, to
 
 def joined(layers: list[nn.Module], where: str) -> Product:
     """Layers that read the same input as one product."""
-    return Product.stack([_product(layer, where) for layer in layers])
+    parts = Product.stack([_product(layer, where) for layer in layers])
+    return replace(parts, layers=(where,))
 
 
 def _product(layer: nn.Module, where: str) -> Product:

@@ -8,18 +8,14 @@ call; `gossamer.compile` asks for it (`find_encoders`, `pack_encoder`, `choose_e
 reads the layers of a model and says what stands in the way.
 """
 
-from gossamer.running.encoder.arrays import Arrays, encoder_arrays, find_base
 from gossamer.running.encoder.layers import find_encoders, read_layers
 from gossamer.running.encoder.native_encoder import NativeEncoder, choose_encoder, pack_encoder
 from gossamer.running.encoder.ragged import run_packed
 from gossamer.running.encoder.short_forward import shorten_forward
 
 __all__ = [
-    "Arrays",
     "NativeEncoder",
     "choose_encoder",
-    "encoder_arrays",
-    "find_base",
     "find_encoders",
     "pack_encoder",
     "read_layers",

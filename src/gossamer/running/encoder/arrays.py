@@ -20,8 +20,14 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.families import answers
-from gossamer.ops.engines import EncoderBlock, Product
+from gossamer.ops.engines.encoder import EncoderBlock, Product
 from gossamer.running.encoder.layers import find_encoders, read_layers
+
+__all__ = [
+    "Arrays",
+    "encoder_arrays",
+    "find_base",
+]
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -16,11 +16,12 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.families import block_of
-from gossamer.nn.layer_kinds import form_of, kind_name, matrix_of
+from gossamer.nn.layer_kinds import form_of, kind_name
+from gossamer.nn.layer_weights import matrix_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls, carried_by_state
 from gossamer.nn.tokens import TokenPrunedEncoder
 from gossamer.nn.tokens.bert_layers import find_stacks
-from gossamer.ops.engines import EncoderBlock, Norm, Product
+from gossamer.ops.engines.encoder import EncoderBlock, Norm, Product
 
 _ACTIVATIONS = {
     "GELUActivation": "gelu",
@@ -69,7 +70,7 @@ def find_encoders(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def read_layers(encoder: nn.Module) -> list[EncoderBlock]:
     """The layers of an encoder; TargetError names what stands in the way."""
     layers: Any = encoder.layer
-    read = [_read(f"layer {i}", layer) for i, layer in enumerate(layers)]
+    read = [_read(f"layer.{i}", layer) for i, layer in enumerate(layers)]
     _refuse_extras(encoder, layers)
     return read
 
@@ -109,16 +110,16 @@ def _read(where: str, layer: nn.Module) -> EncoderBlock:
     if epsilon != other:
         raise TargetError(f"{where}: its two norms have different eps.")
     try:
-        projections = [_kept(where, layer.get_submodule(name)) for name in parts.projections]
+        projections = [_kept(where, layer, name) for name in parts.projections]
     except AttributeError:
         raise TargetError(f"{where}: has no attention heads left.") from None
     head_width = int(attrgetter(parts.head_dim)(layer))
     attention = layer.get_submodule(parts.attention)
     return EncoderBlock(
         qkv=Product.stack(projections),
-        out=_kept(where, layer.get_submodule(parts.output)),
-        up=_kept(where, layer.get_submodule(parts.expansions[0])),
-        down=_kept(where, layer.get_submodule(parts.down)),
+        out=_kept(where, layer, parts.output),
+        up=_kept(where, layer, parts.expansions[0]),
+        down=_kept(where, layer, parts.down),
         attention_norm=attention_norm,
         output_norm=output_norm,
         epsilon=epsilon,
@@ -156,7 +157,8 @@ def _float(where: str, values: torch.Tensor) -> torch.Tensor:
     return values.detach()
 
 
-def _kept(where: str, module: Any) -> Product:
+def _kept(where: str, layer: nn.Module, name: str) -> Product:
+    module: Any = layer.get_submodule(name)
     reason = carried(module)
     if reason is not None:
         raise TargetError(f"{where}: {reason}.")
@@ -164,4 +166,5 @@ def _kept(where: str, module: Any) -> Product:
         raise TargetError(f"{where}: {type(module).__name__} is no linear layer this can pack.")
     matrix = matrix_of(module)
     _float(where, matrix.values)
-    return Product(matrix, None if module.bias is None else _float(where, module.bias))
+    bias = None if module.bias is None else _float(where, module.bias)
+    return Product(matrix, bias, (f"{where}.{name}",))

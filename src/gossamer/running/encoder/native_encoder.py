@@ -28,9 +28,9 @@ from gossamer.formats import SparseMatrix
 from gossamer.nn.surgery.carried import Watch
 from gossamer.nn.tokens import EncoderOutput
 from gossamer.nn.tokens.bert_layers import live_tokens
-from gossamer.ops import direct_address
+from gossamer.ops.addresses import direct_address
 from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
-from gossamer.ops.engines import EncoderBlock, PackedEncoder, Product
+from gossamer.ops.engines.encoder import EncoderBlock, PackedEncoder, Product
 from gossamer.ops.timing import duel
 from gossamer.running.choice import Choice, Chooser, CostKey, Rival
 from gossamer.running.encoder.layers import EncoderStandIn, read_layers
@@ -152,9 +152,13 @@ def packed_encoder(
 
 
 def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:
-    """The layers of a known encoder for one native call; TargetError if it cannot be done.
+    """The layers of a known encoder for one native call; an error says why it cannot be done.
 
     Neurons of its feed-forward blocks are reordered if that measures faster.
+
+    Raises:
+        TargetError: an encoder that one call does not compute.
+        KernelMissing: no kernel packs one of its weights for such a call.
     """
     layers = read_layers(encoder)
     features = layers[0].qkv.matrix.shape[1]
@@ -199,7 +203,8 @@ def moved_rows(mask_DN: torch.Tensor, block: int = _BLOCK) -> int:
 
 def _in_order(linear: Product, index: Any, bias: torch.Tensor | None) -> Product:
     matrix = linear.matrix
-    return Product(SparseMatrix.from_dense(matrix.dense()[index], matrix.mask()[index]), bias)
+    matrix = SparseMatrix.from_dense(matrix.dense()[index], matrix.mask()[index])
+    return replace(linear, matrix=matrix, bias=bias)
 
 
 def choose_encoder(

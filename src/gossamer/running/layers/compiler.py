@@ -10,19 +10,21 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from gossamer.errors import InputError, TargetError
+from gossamer.errors import InputError, KernelMissing, TargetError
 from gossamer.nn.batch import call_on_batch, input_shapes
-from gossamer.nn.layer_kinds import density_of, form_of, matrix_of, weight_of
-from gossamer.nn.layers.parts import WeightStandIn
+from gossamer.nn.layer_kinds import form_of
+from gossamer.nn.layer_weights import density_of, weight_of
+from gossamer.nn.layers.stand_in import WeightStandIn
 from gossamer.nn.surgery import (
     READ_BY_ATTENTION,
     attention_outputs,
     disable_fast_paths,
     replace_module,
 )
-from gossamer.nn.surgery.carried import call_hooks, carried, hand_over, leave
-from gossamer.ops import report_fallback
-from gossamer.ops.engines import PackedEncoder
+from gossamer.nn.surgery.carried import call_hooks, carried, hand_over
+from gossamer.nn.surgery.left import leave
+from gossamer.ops.engines.encoder import PackedEncoder
+from gossamer.ops.fallback import report_fallback
 from gossamer.patterns import Pattern
 from gossamer.running.choice import Choice, Chooser, Forced
 from gossamer.running.conv_net import (
@@ -94,9 +96,7 @@ def compile(
                 continue
             refused = carried(module)
             if refused is None:
-                matrix = matrix_of(module)
-                dtype = matrix.values.dtype
-                job = Job(where, module, matrix, dtype, counts, shapes, decide, precision)
+                job = Job.of(where, module, counts, shapes, decide, precision)
                 new = _settle(pack_layer(job), job)
             else:
                 new = _stay(module, module, where, counts, refused)
@@ -115,7 +115,7 @@ def compile(
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Linear and Conv2d layers of all forms, with the names that messages give them."""
+    """Layers of a kind that are not packed yet, with the names that messages give them."""
     return [
         (name or type(module).__name__, module)
         for name, module in model.named_modules()
@@ -229,8 +229,8 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
     found = []
     for name, encoder in find_encoders(model):
         try:
-            packed = pack_encoder(encoder, "int8" if precision in ("int8", "int4") else "fp32")
-        except TargetError as reason:
+            packed = pack_encoder(encoder, precision)
+        except (TargetError, KernelMissing) as reason:
             why = f"runs layer by layer: {reason}"
             leave(encoder, why)
             report_fallback(name or type(encoder).__name__, why)
@@ -242,8 +242,7 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
 
 def _as_dense(layer: Any) -> Any:
     """A stock layer with exact zeros and no gradients."""
-    is_dense = form_of(layer) == "dense"
-    return layer if is_dense else layer.to_dense().eval().requires_grad_(False)
+    return layer if form_of(layer) == "dense" else layer.to_dense().eval().requires_grad_(False)
 
 
 def _settle(result: nn.Module | StaysDense, job: Job) -> nn.Module:
@@ -253,7 +252,7 @@ def _settle(result: nn.Module | StaysDense, job: Job) -> nn.Module:
     dense = _as_dense(job.layer)
     if result.reason:
         return _stay(dense, job.layer, job.name, job.counts, result.reason)
-    return _annotated(dense, job.matrix.pattern, result.choices)
+    return _annotated(dense, getattr(job.matrix, "pattern", None), result.choices)
 
 
 def _stay(new: Any, old: nn.Module, name: str, counts: tuple[int, ...], reason: str) -> nn.Module:

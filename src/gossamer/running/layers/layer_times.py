@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.nn.layer_kinds import form_of
+from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.surgery.carried import idle
 from gossamer.running.conv_net import NetForward
 from gossamer.running.encoder import NativeEncoder
@@ -105,7 +105,7 @@ class _Clocks:
             forward = module.__dict__.get("forward")
             if isinstance(forward, NetForward):
                 self._time_net(name or "network", forward)
-            elif isinstance(module, NativeEncoder) or form_of(module) is not None:
+            elif isinstance(module, NativeEncoder) or kind_of(module):
                 self._time(name or type(module).__name__, module)
 
     def __exit__(self, *_: object) -> None:

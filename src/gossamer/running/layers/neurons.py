@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.layer_kinds import kind_name, weight_of
+from gossamer.nn.layer_kinds import kind_name
+from gossamer.nn.layer_weights import weight_of
 from gossamer.nn.relufication import ShiftedReLU
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.carried import carried, carried_by_calls
-from gossamer.ops import direct_address
+from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.timing import duel
 
@@ -154,14 +155,13 @@ def _record(
 def pack_block(block: nn.Module, *, bf16: bool = False) -> PackedNeurons:
     """The neurons of a block."""
     gate, up, down, activation = _layers(block)
-    shift = float(activation.get_buffer("shift")) if isinstance(activation, ShiftedReLU) else 0.0
     return PackedNeurons(
         weight_of(gate),
         None if up is None else weight_of(up),
         weight_of(down).T.contiguous(),
         gate_bias_N=gate.bias,
         up_bias_N=None if up is None else up.bias,
-        shift=shift,
+        shift=float(activation.get_buffer("shift")) if isinstance(activation, ShiftedReLU) else 0.0,
         bf16=bf16,
     )
 

@@ -14,8 +14,8 @@ from torch import nn
 from gossamer.errors import InputError, WeightIsPacked
 from gossamer.formats import SparseMatrix, choose_format
 from gossamer.nn.layer_kinds import KINDS
-from gossamer.nn.layers import SparseLayer
-from gossamer.nn.layers.parts import ConvAttributes, HasNoWeight, Refusal, WeightStandIn
+from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.layers.stand_in import ConvAttributes, HasNoWeight, Refusal, WeightStandIn
 from gossamer.ops import Kernel, Run
 from gossamer.ops.conv import PackedConv
 from gossamer.ops.linear import PackedWeight

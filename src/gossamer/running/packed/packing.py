@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.formats import SparseMatrix
 from gossamer.nn.batch import Shapes
-from gossamer.nn.layer_kinds import kind_name, title_of, weight_of
+from gossamer.nn.layer_kinds import kind_name, kind_of, title_of
+from gossamer.nn.layer_weights import matrix_of, weight_of
+from gossamer.nn.layers.tables import packed_table
 from gossamer.ops import Problem, kernels_for, report_missing
 from gossamer.ops.conv import ConvSettings, PackedConv, why_not
 from gossamer.running.choice import Choice, Chooser, Contenders, CostKey, Rival
@@ -32,7 +33,7 @@ class Job:
     Attributes:
         name: of the layer, for messages.
         layer: in any form.
-        matrix: its kept weights as float32.
+        matrix: its kept weights as float32; None for a table.
         dtype: of the layer itself; 16-bit ones are computed in float32.
         counts: token counts to choose for.
         shapes: of the inputs of layers, as far as an example has shown them.
@@ -42,12 +43,29 @@ class Job:
 
     name: str
     layer: Any
-    matrix: SparseMatrix
+    matrix: Any
     dtype: torch.dtype
     counts: tuple[int, ...]
     shapes: Shapes
     chooser: Chooser
     precision: str
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        layer: nn.Module,
+        counts: tuple[int, ...],
+        shapes: Shapes,
+        chooser: Chooser,
+        precision: str,
+    ) -> "Job":
+        """The weight is read from the layer."""
+        kind = kind_of(layer)
+        if kind is not None and not kind.has_masks:
+            return cls(name, layer, None, torch.float32, counts, shapes, chooser, precision)
+        matrix = matrix_of(layer)
+        return cls(name, layer, matrix, matrix.values.dtype, counts, shapes, chooser, precision)
 
 
 @dataclass(frozen=True)
@@ -60,10 +78,12 @@ class StaysDense:
 
 def pack_layer(job: Job) -> nn.Module | StaysDense:
     """The inference form of one layer."""
-    where = job.matrix.values.device
-    if job.dtype not in (torch.float32, *_HALVES) or where.type != "cpu":
-        return StaysDense(reason=f"kernels are float32 on the CPU, this is {job.dtype} on {where}")
-    job = replace(job, matrix=replace(job.matrix, values=job.matrix.values.float()))
+    if job.matrix is not None:
+        where = job.matrix.values.device
+        if job.dtype not in (torch.float32, *_HALVES) or where.type != "cpu":
+            reason = f"kernels are float32 on the CPU, this is {job.dtype} on {where}"
+            return StaysDense(reason=reason)
+        job = replace(job, matrix=replace(job.matrix, values=job.matrix.values.float()))
     packer = PACKERS.get(kind_name(job.layer))
     if packer is None:
         return StaysDense(reason=f"{title_of(job.layer)} layers have no packed form")
@@ -149,7 +169,24 @@ def _conv_cost_name(
     return "/".join([kernel, *texts, f"g{settings.groups}", *kind])
 
 
+def _pack_table(job: Job) -> nn.Module | StaysDense:
+    """The inference form of a table: its codes, which lookups read in place. Nothing is raced.
+
+    The codes are what the table was trained with, so no precision has to be allowed.
+    """
+    rows = job.layer.rows()
+    if not rows.is_native():
+        return StaysDense(reason=f"kernels read tables on the CPU, this is on {rows.data.device}")
+    packed = packed_table(job.layer)
+    (kernel,) = kernels_for("table", Problem(packed.rows(), "int4"))
+    dense = rows.num_ids * rows.width * 4
+    why = f"rows as they were trained, {dense / max(packed.nbytes, 1):.2g}x smaller than float32"
+    packed.choices = tuple(Choice(count, kernel.name, why) for count in job.counts[:1])
+    return packed
+
+
 PACKERS: dict[str, Callable[[Job], nn.Module | StaysDense]] = {
     "linear": _pack_linear,
     "conv": _pack_conv,
+    "table": _pack_table,
 }

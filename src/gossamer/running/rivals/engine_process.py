@@ -33,14 +33,13 @@ class EngineProcess:
     ) -> None:
         self.title = title
         self._patience_seconds = patience_seconds
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(SCRIPTS)}
         self._process = subprocess.Popen(  # noqa: S603  (our script, the user's environment)
             [str(python), str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(SCRIPTS)},
         )
         self._to: Any = self._process.stdin
         self._back: Any = self._process.stdout

@@ -20,7 +20,7 @@ from torch import nn
 from gossamer import settings
 from gossamer.errors import InputError
 from gossamer.io.onnx import export_onnx
-from gossamer.running.encoder import Arrays
+from gossamer.running.encoder.arrays import Arrays
 from gossamer.running.rivals.engine_process import SCRIPTS, EngineFailed, EngineProcess
 
 # The precisions that each can compute an encoder in.

@@ -8,11 +8,8 @@ runs it until it is told to stop. Start with `app.py`. The extra [serve] must be
 from gossamer.running.server.access import Access
 from gossamer.running.server.app import build_app, make_service
 from gossamer.running.server.lifecycle import (
-    is_loopback,
-    open_socket,
     run_server,
     running_server,
-    url_of,
 )
 from gossamer.running.server.limits import Limits
 
@@ -20,10 +17,7 @@ __all__ = [
     "Access",
     "Limits",
     "build_app",
-    "is_loopback",
     "make_service",
-    "open_socket",
     "run_server",
     "running_server",
-    "url_of",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application: what a model can do (embed, classify, write), routes for it, health, metrics."""
+"""The application: what a model can do (embed, classify, write, score), routes, health, metrics."""
 
 import threading
 import time
@@ -13,7 +13,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from torch import nn
 
-from gossamer.nn.families import is_decoder
+from gossamer.nn.families.text import is_decoder
+from gossamer.running.clicks import ClickScorer
 from gossamer.running.layers import compile as compile_model
 from gossamer.running.server.access import Access, Guard
 from gossamer.running.server.faults import check_model, install_faults
@@ -23,6 +24,7 @@ from gossamer.running.server.routes import (
     BatchedTexts,
     classification_routes,
     embedding_routes,
+    scoring_routes,
     writing_routes,
 )
 from gossamer.running.server.workers import Batcher, RunBatch, TurnTaker, Worker
@@ -30,6 +32,8 @@ from gossamer.running.text import Classifier, Embedder, Pooling, TextTokens, Wri
 
 # Tokens of a call that kernels are chosen for: a sentence and a full batch.
 _ENCODER_TOKENS = (32, 1024)
+# Rows of a call: one, and a full batch.
+_SCORED_ROWS = (1, 1024)
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,6 +45,7 @@ class Service:
     embedder: Embedder | None = None
     classifier: Classifier | None = None
     writer: Writer | None = None
+    scorer: ClickScorer | None = None
 
 
 def make_service(
@@ -54,12 +59,17 @@ def make_service(
     """Compile `model` in place and say what it serves.
 
     Args:
-        model: of transformers.
-        beside: files beside its weights, by name; tokenizer.json is needed.
+        model: of transformers, or one of click logs.
+        beside: files beside its weights, by name: tokenizer.json or features.arrays is needed.
         name: what clients call it.
         precision: the lowest one that kernels may compute in.
         pooling: of embeddings.
     """
+    if ClickScorer.fits(beside):
+        # Before kernels are chosen: a vocabulary of another run is refused at once.
+        ClickScorer(model, beside, name)
+        fast = compile_model(model, tokens=_SCORED_ROWS, inplace=True, precision=precision)
+        return Service(name, scorer=ClickScorer(fast, beside, name))
     if is_decoder(model):
         return Service(name, writer=make_writer(model, beside, precision=precision))
     fast = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
@@ -80,12 +90,6 @@ def build_app(
     bounds = limits or Limits()
     metrics = Metrics()
     workers: list[Worker[Any]] = []
-    turn = threading.Lock()
-
-    def batched(tokens: TextTokens, run: RunBatch) -> BatchedTexts:
-        batcher = Batcher(run, bounds, metrics, turn)
-        workers.append(batcher)
-        return BatchedTexts(service.name, tokens, batcher, bounds)
 
     metrics.queue.set_function(lambda: sum(map(len, workers)))
     router = APIRouter()
@@ -114,14 +118,7 @@ def build_app(
     async def read_metrics() -> Response:
         return Response(metrics.text(), media_type=_METRICS_TYPE)
 
-    if (embedder := service.embedder) is not None:
-        embedding_routes(router, batched(embedder.tokens, embedder.vectors))
-    if (classifier := service.classifier) is not None:
-        classification_routes(router, batched(classifier.tokens, classifier.scores), classifier)
-    if (writer := service.writer) is not None:
-        turns = TurnTaker(writer.engine, bounds, metrics)
-        workers.append(turns)
-        writing_routes(router, writer, turns, bounds, service.name)
+    _add_routes(router, service, bounds, metrics, workers)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -143,3 +140,33 @@ def build_app(
         Guard, access=access or Access(), limits=bounds, metrics=metrics, endpoints=paths
     )
     return app
+
+
+def _add_routes(
+    router: APIRouter,
+    service: Service,
+    limits: Limits,
+    metrics: Metrics,
+    workers: list[Worker[Any]],
+) -> None:
+    """Routes for everything that a model can do; their workers are added to `workers`."""
+    turn = threading.Lock()
+
+    def batcher(run: RunBatch) -> Batcher:
+        made = Batcher(run, limits, metrics, turn)
+        workers.append(made)
+        return made
+
+    def batched(tokens: TextTokens, run: RunBatch) -> BatchedTexts:
+        return BatchedTexts(service.name, tokens, batcher(run), limits)
+
+    if (embedder := service.embedder) is not None:
+        embedding_routes(router, batched(embedder.tokens, embedder.vectors))
+    if (classifier := service.classifier) is not None:
+        classification_routes(router, batched(classifier.tokens, classifier.scores), classifier)
+    if (scorer := service.scorer) is not None:
+        scoring_routes(router, scorer, batcher(scorer.chances), limits, service.name)
+    if (writer := service.writer) is not None:
+        turns = TurnTaker(writer.engine, limits, metrics)
+        workers.append(turns)
+        writing_routes(router, writer, turns, limits, service.name)

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from gossamer.errors import GossamerError, InputError
 from gossamer.running.server.limits import Limits, QueueFull
-from gossamer.running.text import TemplateTooSlow
+from gossamer.running.text.chat import TemplateTooSlow
 
 Answer = Callable[[Any, Request], JSONResponse]
 

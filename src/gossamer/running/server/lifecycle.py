@@ -17,6 +17,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gossamer.errors import ResourceError
 from gossamer.running.server.limits import Limits
 
+__all__ = [
+    "is_loopback",
+    "open_socket",
+    "run_server",
+    "running_server",
+    "url_of",
+]
+
 _BACKLOG = 1024
 # Connections beyond this are refused by uvicorn: each may hold the body of a request.
 _CONNECTIONS_PER_PLACE = 2

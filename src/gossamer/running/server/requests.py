@@ -134,6 +134,13 @@ class TextsBody(Body):
     input: Inputs
 
 
+class ScoreBody(Fields):
+    """Of /v1/score: rows by the names of their columns."""
+
+    model: str | None = Field(None, description="The name of the served model, or nothing.")
+    rows: Annotated[list[dict[str, Any]], FailFast(), Field(min_length=1, max_length=_MAX_ITEMS)]
+
+
 class EmbeddingsBody(TextsBody):
     """Of /v1/embeddings."""
 

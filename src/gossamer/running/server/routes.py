@@ -2,7 +2,8 @@
 """What each route does.
 
 /embed, /classify and /v1/embeddings: texts in, numbers out, in shared batches. /v1/completions and
-/v1/chat/completions: new text, whole or as a stream of server-sent events.
+/v1/chat/completions: new text, whole or as a stream of server-sent events. /v1/score: rows in,
+chances out.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gossamer.errors import InputError
+from gossamer.running.clicks import ClickScorer
 from gossamer.running.decoder import GenerationOptions, Sampling
 from gossamer.running.server.access import seconds_left, while_connected
 from gossamer.running.server.faults import check_model
@@ -31,6 +33,7 @@ from gossamer.running.server.requests import (
     CompletionBody,
     EmbeddingsBody,
     GenerationBody,
+    ScoreBody,
     TextsBody,
 )
 from gossamer.running.server.workers import Batcher, TokenStream, TurnTaker
@@ -107,6 +110,27 @@ def classification_routes(router: APIRouter, texts: BatchedTexts, classifier: Cl
             for row in scores
         ]
         return {"model": texts.name, "results": results, "tokens": num_tokens}
+
+
+def scoring_routes(
+    router: APIRouter, scorer: ClickScorer, batcher: Batcher, limits: Limits, name: str
+) -> None:
+    """Add /v1/score."""
+
+    @router.post("/v1/score")
+    async def score(body: ScoreBody, request: Request) -> Json:
+        check_model(body.model, name)
+        if len(body.rows) > limits.max_texts:
+            raise InputError(
+                f"rows: has {len(body.rows)} rows; expected at most {limits.max_texts}."
+            )
+        rows = await while_connected(run_in_threadpool(scorer.read, body.rows), request)
+        ticket = batcher.submit(rows)
+        try:
+            found = await while_connected(asyncio.wrap_future(ticket.future), request)
+        finally:
+            batcher.drop(ticket)
+        return {"model": name, "scores": found.tolist()}
 
 
 def _base64(vector: torch.Tensor) -> str:

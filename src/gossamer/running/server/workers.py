@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -28,7 +28,8 @@ from gossamer.running.server.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 Item = TypeVar("Item")
-RunBatch = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+# Token ids of texts, or rows of a click log: anything with a length -> one row of numbers each.
+RunBatch = Callable[[Sequence[Any]], torch.Tensor]
 
 
 class Worker(ABC, Generic[Item]):
@@ -93,7 +94,7 @@ def _as_failure(error: Exception, what: str) -> GossamerError:
 class Ticket:
     """A request: its texts, how many of them have been taken, and the rows found for them."""
 
-    ids: Sequence[torch.Tensor]
+    ids: Sequence[Any]
     future: "Future[torch.Tensor]" = field(default_factory=Future)
     taken: int = 0
     rows: list[torch.Tensor] = field(default_factory=list)
@@ -115,7 +116,7 @@ class Batcher(Worker[Ticket]):
         super().__init__("gossamer-batches", limits, metrics)
         self._run, self._turn = run, turn
 
-    def submit(self, ids: Sequence[torch.Tensor]) -> Ticket:
+    def submit(self, ids: Sequence[Any]) -> Ticket:
         """Queue the texts of a request; QueueFull if too many wait."""
         return self._enqueue(Ticket(ids))
 

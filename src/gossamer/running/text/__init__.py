@@ -7,7 +7,6 @@ chat template is a program from a file and runs in a process of its own (`templa
 """
 
 from gossamer.running.text.embedding import Classifier, Embedder, Pooling, pool
-from gossamer.running.text.template_process import TemplateTooSlow
 from gossamer.running.text.tokens import TextTokens
 from gossamer.running.text.writer import TextPieces, Writer, make_writer
 
@@ -15,7 +14,6 @@ __all__ = [
     "Classifier",
     "Embedder",
     "Pooling",
-    "TemplateTooSlow",
     "TextPieces",
     "TextTokens",
     "Writer",

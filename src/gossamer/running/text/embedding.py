@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from gossamer.data import padded
+from gossamer.data.token_ids import padded
 from gossamer.errors import InputError
 from gossamer.running.text.tokens import TextTokens
 

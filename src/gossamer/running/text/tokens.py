@@ -8,7 +8,7 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.nn.families import num_positions
+from gossamer.nn.families.text import num_positions
 from gossamer.running.text.special_tokens import SpecialTokens
 
 

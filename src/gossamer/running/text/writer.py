@@ -13,7 +13,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer import guarded
 from gossamer.running.decoder import GenerationOptions, TokenGenerator, make_generator
-from gossamer.running.text.chat_template import ChatTemplate, end_tokens, prompt_ids
+from gossamer.running.text.chat import ChatTemplate, end_tokens, prompt_ids
 from gossamer.running.text.tokens import TextTokens
 
 
@@ -125,7 +125,7 @@ def make_writer(
     model: nn.Module,
     beside: Mapping[str, bytes],
     *,
-    precision: str = "fp32",
+    precision: str,
     head_dtype: str | None = None,
     context: int | None = None,
 ) -> Writer:

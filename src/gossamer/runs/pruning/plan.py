@@ -17,8 +17,10 @@ from torch import nn
 from gossamer.errors import RecipeError
 from gossamer.method_table import METHODS
 from gossamer.nn.batch import Batch
-from gossamer.pruning.calibration import LiveBytes, evaluating, gram, stops
-from gossamer.pruning.methods import Method
+from gossamer.pruning import Method
+from gossamer.pruning.calibration import LiveBytes
+from gossamer.pruning.calibration.flow import evaluating, stops
+from gossamer.pruning.calibration.statistics import gram
 from gossamer.pruning.solvers import LayerProblem
 from gossamer.pruning.targets import Target
 from gossamer.recipes.stages import Prune

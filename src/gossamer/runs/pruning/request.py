@@ -16,26 +16,23 @@ from torch import nn
 
 from gossamer.data.files import Texts, check_scores, read_samples
 from gossamer.errors import InputError, RecipeError
-from gossamer.io.artifact import check_destination
+from gossamer.io.artifact.destination import check_destination
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, known_tokens, make_tokenizer
 from gossamer.nn.batch import Batch
 from gossamer.ops.kernels import active_kernels
-from gossamer.pruning.calibration import DiskJournal, as_batches, data_digest, model_digest
+from gossamer.pruning.calibration.flow import as_batches
+from gossamer.pruning.calibration.journal import DiskJournal, data_digest, model_digest
 from gossamer.pruning.gradients import Loss
-from gossamer.recipes import (
-    Recipe,
-    RecipeFaults,
-    load_recipe,
-    make_recipe,
-    prune_recipe,
-    recipe_digest,
-)
+from gossamer.recipes import Recipe, load_recipe, make_recipe, prune_recipe
+from gossamer.recipes.digest import recipe_digest
+from gossamer.recipes.faults import RecipeFaults
 from gossamer.recipes.stages import Prune, Train
 from gossamer.report import describe_machine
 from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
 from gossamer.runs.made_up_input import example_input
 from gossamer.runs.sources import Origin, Source
-from gossamer.runs.stages import RecoverySamples, batch_tokens, samples_of_file
+from gossamer.runs.stages import StageInput
+from gossamer.runs.stages.recover_data import RecoverySamples, batch_tokens, samples_of_file
 
 _DIGESTED_TOGETHER = 64
 # Fields of a stage whose flag has another name.
@@ -61,6 +58,9 @@ class PruneRequest:
         form: "packed" or "dense", as for `gossamer.save`.
         tokens: activation rows to time with where there is no data.
         how_to_resume: what to do after a run was stopped, for its last message.
+        timed: whether dense and pruned are timed, explained and reported beside the artifact.
+        given: what stages use besides the batches, of a caller who keeps the run himself; None
+            makes it of the request.
     """
 
     origin: Origin
@@ -73,6 +73,8 @@ class PruneRequest:
     form: str
     tokens: int
     how_to_resume: str = "the same call, with resume=True"
+    timed: bool = True
+    given: StageInput | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def prepare(source: Source, request: PruneRequest, files: PruneFiles) -> PruneIn
     if request.data is not None and not isinstance(request.data, Path):
         batches = as_batches(request.data, "the recipe")
         return PruneInput(batches, None, quality, batch_tokens(batches[0]), "the first batch")
-    example = example_input(model, request.tokens)
+    example = example_input(model, request.tokens) if request.timed else None
     if example is None:
         return PruneInput(None, None, quality, request.tokens, "no input could be made up")
     return PruneInput([Batch(example.batch)], None, quality, example.tokens, example.text)

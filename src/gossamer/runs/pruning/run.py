@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pruning run from the model to the artifact: load, prune, time, save."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from gossamer.io import save
-from gossamer.pruning.calibration import Journal, model_digest
+from gossamer.pruning.calibration import Journal, LayerProgress
+from gossamer.pruning.calibration.journal import model_digest
 from gossamer.pruning.targets import find_targets
 from gossamer.recipes import Recipe
 from gossamer.recipes.stages import Prune, Recover
-from gossamer.report import (
-    Card,
-    Comparison,
-    Figure,
-    Page,
-    Report,
-    describe_machine,
-    render_card,
-    write_html,
-)
+from gossamer.report import Comparison, Figure, Page, Report, describe_machine, write_html
+from gossamer.report.card import Card, render_card
 from gossamer.running.layers import Explanation, explain
 from gossamer.running.layers import compile as compile_model
 from gossamer.runs.curves import curves
@@ -77,7 +70,7 @@ def run_prune(request: PruneRequest, voice: Voice) -> PruneOutcome:
                 f"At {step.sparsity:.0%} zeros dense kernels are usually faster: expect a smaller"
                 " file and no speed-up."
             )
-    if not request.recipe.steps_of(Recover):
+    if request.given is not None or not request.recipe.steps_of(Recover):
         return _run(request, files, None, voice)
     folder = RunFolder(request.target)
     with told_how_to_resume(request.how_to_resume), folder.opened(resume=request.resume):
@@ -91,45 +84,71 @@ def _run(
     with voice.stage("loading"):
         source = request.origin.load(voice.note)
         prepared = prepare(source, request, files)
-    model, key = source.model, {}
-    teacher = None if request.teacher is None else request.teacher.load(lambda text: None).model
-    journal = open_journal(source, request, prepared)
-    if folder is not None:
-        key = run_key(model, recipe, prepared)
-        if teacher is not None:
-            key["teacher"] = model_digest(teacher)
+    model, journal, given = source.model, None, request.given
+    if given is None:
+        journal = open_journal(source, request, prepared)
+        given = _stage_input(model, request, prepared, folder, voice)
+        given = replace(given, journal=journal or Journal())
     num_layers = sum(
         len(find_targets(model, step.targets, step.ignore)) for step in recipe.steps_of(Prune)
     )
     compiled: list[nn.Module] = []
-    with voice.stage("pruning, timing dense and pruned", num_layers) as stage:
-        given = StageInput(
-            loss=prepared.loss,
-            journal=journal or Journal(),
-            progress=lambda done: stage.advance(),
-            teacher=teacher,
-            samples=prepared.recovery,
-            kept=None if folder is None else KeptRun(folder, key),
-            say=lambda text: voice.note(f"recover: {text}"),
-        )
+    title = "pruning, timing dense and pruned" if request.timed else "pruning"
+    with voice.stage(title, num_layers) as stage:
+        told = given.progress
+
+        def progress(done: LayerProgress) -> None:
+            stage.advance()
+            told(done)
+
         report = execute(
             recipe,
             model,
             prepared.batches,
             evaluate=None if prepared.quality is None else prepared.quality.measure,
-            given=given,
+            given=replace(given, progress=progress),
+            timed=request.timed,
             on_compiled=compiled.append,
         )
         # What was timed is explained; where nothing could be timed, nothing is compiled yet.
-        fast = compiled[0] if compiled else compile_model(model, tokens=prepared.tokens)
+        if request.timed and not compiled:
+            compiled.append(compile_model(model, tokens=prepared.tokens))
     with voice.stage("saving"):
-        outcome = _save(source, request, report, explain(fast), prepared)
+        if not request.timed:
+            save(model, request.target, format=request.form, beside=source.beside)
+            outcome = PruneOutcome(report, Comparison(_MODELS, ()), report.to_dict(), [])
+        else:
+            outcome = _save(source, request, report, explain(compiled[0]), prepared)
         if folder is not None:
             outcome.remarks.append(f"Curves: {_write_page(request, outcome, folder)}")
             folder.remove_checkpoints()
     if journal is not None:
         journal.remove()
     return outcome
+
+
+def _stage_input(
+    model: nn.Module,
+    request: PruneRequest,
+    prepared: PruneInput,
+    folder: RunFolder | None,
+    voice: Voice,
+) -> StageInput:
+    """What the stages of a request use, but for the journal."""
+    teacher = None if request.teacher is None else request.teacher.load(lambda text: None).model
+    kept = None
+    if folder is not None:
+        key = run_key(model, request.recipe, prepared)
+        if teacher is not None:
+            key["teacher"] = model_digest(teacher)
+        kept = KeptRun(folder, key)
+    return StageInput(
+        loss=prepared.loss,
+        teacher=teacher,
+        samples=prepared.recovery,
+        kept=kept,
+        say=lambda text: voice.note(f"recover: {text}"),
+    )
 
 
 def _write_page(request: PruneRequest, outcome: PruneOutcome, folder: RunFolder) -> Path:
@@ -182,7 +201,6 @@ def _save(
         "kernels": layers.to_dicts(),
         "machine": machine,
     }
-    measured = _NOT_MEASURED if quality is None else f"Quality was measured on {quality.data}."
     card = Card(
         title=request.target.resolve().name,
         base=source.name,
@@ -191,7 +209,7 @@ def _save(
         comparison=Comparison(_MODELS, figures),
         machine=machine,
         limits=(
-            measured,
+            _NOT_MEASURED if quality is None else f"Quality was measured on {quality.data}.",
             "Times hold for the machine above; gossamer.compile measures again on yours.",
             *report.notes,
         ),

@@ -4,6 +4,7 @@
 `STAGES` maps what a stage says (a class of `gossamer.recipes.stages`) to the function that carries
 it out. Every function takes the model, the settings and a `StageInput`, changes the model in place
 and returns a `StageOutcome`. A `train` stage is carried out by `gossamer.runs.training`.
+`recover_data` makes samples for the stages that train, `prune` can be asked for what it would do.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +14,6 @@ from gossamer.recipes.stages import Prune, Recover, Relufy, Round, StageSettings
 from gossamer.runs.stages.base import StageInput, StageOutcome
 from gossamer.runs.stages.prune import run_prune_stage
 from gossamer.runs.stages.recover import run_recover_stage
-from gossamer.runs.stages.recover_data import (
-    RecoverySamples,
-    batch_tokens,
-    samples_of_batches,
-    samples_of_file,
-)
 from gossamer.runs.stages.relufy import run_relufy_stage
 from gossamer.runs.stages.round import run_round_stage
 from gossamer.runs.stages.structured import run_structured_stage
@@ -35,11 +30,6 @@ STAGES: Final[Mapping[type[StageSettings], Callable[..., StageOutcome]]] = {
 
 __all__ = [
     "STAGES",
-    "RecoverySamples",
     "StageInput",
     "StageOutcome",
-    "batch_tokens",
-    "run_prune_stage",
-    "samples_of_batches",
-    "samples_of_file",
 ]

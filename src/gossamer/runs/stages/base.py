@@ -11,7 +11,8 @@ from gossamer.errors import RecipeError
 from gossamer.nn.batch import Batch
 from gossamer.pruning import LayerResult
 from gossamer.pruning.calibration import Journal, LayerProgress
-from gossamer.pruning.gradients import Loss, default_loss
+from gossamer.pruning.gradients import Loss
+from gossamer.pruning.gradients.losses import default_loss
 from gossamer.recipes.stages import StageSettings
 from gossamer.runs.kept_run import KeptRun
 from gossamer.runs.stages.recover_data import RecoverySamples

@@ -12,14 +12,7 @@ from gossamer.method_table import METHODS
 from gossamer.nn.batch import Batch
 from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
-from gossamer.pruning import (
-    LayerResult,
-    PruningPlan,
-    apply_plan,
-    check_layer,
-    plan_oneshot,
-    tensors_of,
-)
+from gossamer.pruning import LayerResult, Method, apply_plan, make_method, plan_oneshot
 from gossamer.pruning.budgets import BUDGETS, budget_layers
 from gossamer.pruning.calibration import CalibratedPruning, LayerProgress
 from gossamer.pruning.gradients import (
@@ -29,10 +22,17 @@ from gossamer.pruning.gradients import (
     prune_by_gradients,
     score_by_gradients,
 )
-from gossamer.pruning.methods import Method, make_method
+from gossamer.pruning.oneshot import PruningPlan, check_layer, tensors_of
 from gossamer.pruning.targets import Target, find_targets
 from gossamer.recipes.stages import Prune
 from gossamer.runs.stages.base import StageInput, StageOutcome
+
+__all__ = [
+    "PreparedStage",
+    "method_of",
+    "prepare_stage",
+    "run_prune_stage",
+]
 
 # Fields of a stage that solvers call otherwise; `match` is not the solver's.
 _SOLVER_WORDS = {"quantise": "bits"}

@@ -11,23 +11,21 @@ import torch
 from torch import nn
 
 from gossamer.errors import RecipeError
-from gossamer.pruning.gradients import default_loss, next_token_loss
+from gossamer.nn.batch import Answered
+from gossamer.pruning.calibration.flow import kept_flags
+from gossamer.pruning.gradients.losses import default_loss, next_token_loss
 from gossamer.pruning.targets import match
 from gossamer.recipes.stages import Recover
 from gossamer.runs.stages.base import StageInput, StageOutcome, same_fields
 from gossamer.runs.stages.recover_data import RecoverySamples, SortedBatches, samples_of_batches
 from gossamer.training.loop import Loop, Surroundings
-from gossamer.training.recovery import (
-    HELD_OUT,
+from gossamer.training.recovery import HELD_OUT, RecoverySchedule, compact_form, fake_int8, recover
+from gossamer.training.recovery.distillation import (
     DistillationObjective,
-    RecoverySchedule,
     TaskLoss,
     Teacher,
     Terms,
     check_apart,
-    compact_form,
-    fake_int8,
-    recover,
 )
 
 # Batches that choose the scales of int8 activations.
@@ -142,36 +140,21 @@ def _task(given: StageInput, teacher: nn.Module, samples: RecoverySamples) -> Ta
                 "recover.hardness: mixes in the loss of a task, and there is none: give pairs with"
                 " scores, a causal language model, StageInput(loss=...), or hardness: 0."
             )
-    return lambda outputs, batch: loss(_Answered(outputs), batch)
-
-
-class _Answered(nn.Module):
-    """A model whose answer is known: losses that call a model cost no second forward."""
-
-    def __init__(self, outputs: Any) -> None:
-        super().__init__()
-        self._outputs = outputs
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        return self._outputs
+    return lambda outputs, batch: loss(Answered(outputs), batch)
 
 
 @contextmanager
 def trainable(model: nn.Module, freeze: tuple[str, ...] | None, where: str) -> Iterator[None]:
     """Parameters take gradients inside unless frozen; afterwards as before."""
-    before = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    if not any(before.values()):
-        # Nobody chose: a model that was loaded for inference.
-        model.requires_grad_(True)
     modules = {name: module for name, module in model.named_modules() if name}
-    for rule in freeze or ():
-        for name in match(rule, modules, where):
-            modules[name].requires_grad_(False)
-    try:
+    with kept_flags(model):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            # Nobody chose: a model that was loaded for inference.
+            model.requires_grad_(True)
+        for rule in freeze or ():
+            for name in match(rule, modules, where):
+                modules[name].requires_grad_(False)
         yield
-    finally:
-        for parameter, needed in before.items():
-            parameter.requires_grad_(needed)
 
 
 def _notes(step: Recover, loop: Loop, num_samples: int) -> list[str]:

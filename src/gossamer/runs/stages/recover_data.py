@@ -11,11 +11,22 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from gossamer.data import generator_of, padded, sentences, windows
+from gossamer.data import generator_of
 from gossamer.data.files import Pair, Texts
+from gossamer.data.token_ids import padded, sentences, windows
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.nn.families import is_decoder
+from gossamer.nn.families.text import is_decoder
+
+__all__ = [
+    "RecoverySamples",
+    "SortedBatches",
+    "batch_tokens",
+    "samples_of_batches",
+    "samples_of_file",
+    "samples_of_pairs",
+    "takes_names",
+]
 
 # Steps whose samples are sorted by length together.
 _STEPS_SORTED = 20

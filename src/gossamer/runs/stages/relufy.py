@@ -16,8 +16,7 @@ def run_relufy_stage(model: nn.Module, step: Relufy, given: StageInput) -> Stage
     relufy(model, 0.0 if zeros is None else choose_shifts(model, batches, call_model, zeros=zeros))
     # As biases, shifts are trained by what follows, and files need not know of them.
     fold_shifts(model)
-    padded = all(batch.keep is not None for batch in batches)
-    keep = (lambda batch: batch.keep) if padded else None
+    keep = (lambda batch: batch.keep) if all(batch.keep is not None for batch in batches) else None
     found = measure_activation_sparsity(model, batches, call_model, keep=keep)
     dead = max(layer.dead for layer in found.layers)
     notes = [

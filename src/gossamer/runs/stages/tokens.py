@@ -6,12 +6,18 @@ import itertools
 import torch
 from torch import nn
 
+from gossamer.nn.batch import Batch
 from gossamer.nn.tokens import add_token_pruning
 from gossamer.recipes.stages import Tokens
 from gossamer.runs.stages.base import StageInput, StageOutcome, call_model, same_fields
 from gossamer.runs.stages.recover import samples_for, trainable
 from gossamer.runs.stages.recover_data import SortedBatches
-from gossamer.training.recovery import Batch, DistillationObjective, Teacher, Terms, check_apart
+from gossamer.training.recovery.distillation import (
+    DistillationObjective,
+    Teacher,
+    Terms,
+    check_apart,
+)
 from gossamer.training.token_pruning import (
     TokenPlan,
     measure_tokens,

@@ -9,18 +9,42 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn import quantize_tables
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.recipes.stages import Architecture, OptimizerSettings
-from gossamer.training.optim import LAMB, LARS, SGD, AdamW
-from gossamer.zoo import GPT, MLP, TinyEncoder
+from gossamer.nn.layers.tables import table_of
+from gossamer.recipes.stages.train import Architecture, OptimizerSettings, QuantizedTables
+from gossamer.training.optim import LAMB, LARS, SGD, AdamW, SideBySide
+from gossamer.training.optim.tables import TableAdagrad, TableAdam, TableSGD
+from gossamer.zoo import DLRM, GPT, MLP, TinyEncoder
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "build_model",
+    "build_optimizer",
+    "context_of",
+    "quantize",
+    "table_sizes",
+]
 
 DEFAULT_CONTEXT = 128
 _DEFAULT_HEADS = 4
+_FLOAT_BITS = 32
 _CLASSES: dict[str, Any] = {"adamw": AdamW, "sgd": SGD, "lamb": LAMB, "lars": LARS}
 _PLAIN: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+# By rows: their steps touch those rows only that have a gradient.
+_BY_ROWS: dict[str, Any] = {
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.SparseAdam,
+}
+# The same for tables in few bits; Adagrad holds one number for a row.
+_BY_QUANTIZED_ROWS: dict[str, Any] = {"adagrad": TableAdagrad, "sgd": TableSGD, "adam": TableAdam}
+
+# Numbers of state for each weight of a table.
+_MOMENTS = {"adagrad": 1, "sgd": 0, "adam": 2}
 
 
-def build_model(architecture: Architecture, sizes: Mapping[str, int]) -> nn.Module:
+def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Module:
     """The model, with fresh weights from the global generator.
 
     Args:
@@ -33,6 +57,10 @@ def build_model(architecture: Architecture, sizes: Mapping[str, int]) -> nn.Modu
         return MLP((sizes["inputs"], *hidden, sizes["classes"]), a.activation or "relu")
     if a.name == "cnn":
         return _cnn(a, sizes)
+    if a.name == "dlrm":
+        given = {"bottom": a.bottom, "top": a.top, "pooling": a.pooling}
+        own: Any = {name: value for name, value in given.items() if value is not None}
+        return DLRM(sizes["numbers"], sizes["rows"], width=a.width, **own)
     blocks: Any = {"width": a.width, "num_heads": a.heads or _DEFAULT_HEADS, "num_layers": a.layers}
     if a.name == "gpt":
         return GPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=bool(a.tied))
@@ -75,18 +103,46 @@ def _cnn(a: Architecture, sizes: Mapping[str, int]) -> nn.Module:
     return nn.Sequential(parts)
 
 
+def quantize(settings: QuantizedTables, model: nn.Module) -> None:
+    """Train the tables of `model` in few bits, in place; those of an older run go on as they are.
+
+    Raises:
+        InputError: there is no table, or an older run has trained them in other bits.
+    """
+    bits = None if settings.bits == _FLOAT_BITS else settings.bits
+    wanted = {**settings.model_dump(), "bits": bits}
+    older = [table for table in map(table_of, model.modules()) if table is not None]
+    if not older:
+        quantize_tables(model, **wanted)
+    for table in older:
+        found = (table.form, table.bits, table.granularity)
+        if found != ("trained", bits, settings.granularity if bits else "table"):
+            raise InputError(
+                f"quantize_tables: --model has a {table.form} table with"
+                f" {table.bits or _FLOAT_BITS} bits and a scale by {table.granularity}; expected a"
+                f" trained one with {settings.bits} bits by {settings.granularity}. Say in the"
+                " recipe what the model has."
+            )
+
+
+def _has_quantized_tables(model: nn.Module) -> bool:
+    """Whether rows of tables are moved by the optimizers of `gossamer.training.optim.tables`."""
+    return any(table_of(module) is not None for module in model.modules())
+
+
 def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer over all trainable parameters of `model`; biases, norms and scales never decay.
 
     With plain fp32 state AdamW and SGD are torch's own: they let weights grow back, and our AdamW
-    takes the same steps.
+    takes the same steps. Tables that have an optimizer of their own get sparse gradients.
     """
+    tables = [] if settings.tables is None else _tables(model)
     # Kept values of a compact layer are a vector, but they are a weight all the same.
     values = {id(layer.values) for _, layer in sparse_layers(model, "compact")}
     weights: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for param in model.parameters():
-        if param.requires_grad:
+        if param.requires_grad and not any(param is table for table in tables):
             is_weight = param.ndim > 1 or id(param) in values
             (weights if is_weight else others).append(param)
     decays = ((weights, settings.weight_decay), (others, 0.0))
@@ -98,4 +154,32 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
         made = _PLAIN[settings.name](groups, **own)
     else:
         made = _CLASSES[settings.name](groups, **own, **form)
-    return made
+    if settings.tables is None:
+        return made
+    kinds = _BY_QUANTIZED_ROWS if _has_quantized_tables(model) else _BY_ROWS
+    by_rows = kinds[settings.tables.name](tables, lr=settings.tables.lr)
+    return SideBySide([made, by_rows])
+
+
+def table_sizes(settings: OptimizerSettings, model: nn.Module) -> tuple[int, int]:
+    """Weights that are trained by rows, and numbers of state of their optimizer."""
+    if settings.tables is None:
+        return 0, 0
+    tables, name = _tables(model), settings.tables.name
+    weights = sum(table.numel() for table in tables)
+    if name == "adagrad" and _has_quantized_tables(model):
+        return weights, sum(len(table) for table in tables)
+    return weights, _MOMENTS[name] * weights
+
+
+def _tables(model: nn.Module) -> list[nn.Parameter]:
+    """Weights of tables, whose gradients from now on hold the rows that were looked up."""
+    found: Any = getattr(model, "tables", None)
+    if not isinstance(found, nn.ModuleList) or not len(found):
+        raise InputError(
+            f"optimizer.tables: {type(model).__name__} has no tables. Leave the section out."
+        )
+    tables: list[Any] = list(found)
+    for table in tables:
+        table.sparse = True
+    return [table.weight for table in tables]

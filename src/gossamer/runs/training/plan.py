@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer train --dry-run`: steps, bytes and a rough time, with nothing written."""
 
+import tempfile
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gossamer.pruning.targets import find_targets
-from gossamer.recipes.stages import Train, read_pattern
-from gossamer.runs.training.models import build_optimizer
+from gossamer.recipes.stages import Train
+from gossamer.runs.training.models import build_optimizer, table_sizes
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.training.stage import loop_settings, only_loss
-from gossamer.training.checkpoint import seed_all, undisturbed_random
-from gossamer.training.memory import (
+from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
+from gossamer.training.memory.formulas import (
     KINDS,
     MASK_BYTES,
     StateCost,
@@ -62,8 +64,8 @@ class TrainingPlan:
 def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
     """Read the data, build the model, take one step on a copy of nothing, write nothing."""
     train = request.train
-    with undisturbed_random():
-        task = make_task(request)
+    with undisturbed_random(), tempfile.TemporaryDirectory() as scratch:
+        task = make_task(request, Path(scratch))
         settings = loop_settings(train, task)
         seed_all(train.seed)
         model = model_of(train, task)
@@ -78,6 +80,9 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
     if schedule is not None:
         targets = find_targets(model, schedule.targets, schedule.ignore)
     pruned = sum(target.weight.numel() for target in targets)
+    by_rows, table_moments = table_sizes(train.optimizer, model)
+    # A gradient holds touched rows alone.
+    tables = {"weights": 4 * by_rows, "moments": 4 * table_moments}
     dense = dense_cost(weight_bytes=4, master_bytes=0, moment_bytes=_moment_bytes(train))
     per_parameter = dense.bytes_per_parameter(1.0)
     return TrainingPlan(
@@ -86,10 +91,10 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
         batches_per_epoch=len(task.batches),
         parameters=parameters,
         pruned=pruned,
-        bytes_by_kind=_bytes_by_kind(train, dense, parameters, pruned),
-        bytes_dense=round(parameters * per_parameter),
+        bytes_by_kind=_with(tables, _bytes_by_kind(train, dense, parameters - by_rows, pruned)),
+        bytes_dense=sum(tables.values()) + round((parameters - by_rows) * per_parameter),
         # Gradients are not saved.
-        checkpoint_bytes=round(parameters * (per_parameter - 4)),
+        checkpoint_bytes=sum(tables.values()) + round((parameters - by_rows) * (per_parameter - 4)),
         seconds=seconds * settings.accumulate * settings.steps,
         out=out,
     )
@@ -104,7 +109,7 @@ def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int)
     else:
         schedule, sparsity = train.schedule, 0.0
         if schedule is not None:
-            fixed = read_pattern(schedule.pattern).fixed_density
+            fixed = schedule.fixed_density
             sparsity = schedule.sparsity or 0.0 if fixed is None else 1 - fixed
         master_bytes = _LOW_BYTES[train.optimizer.master]
         weight_bytes = 2 if master_bytes else 4
@@ -118,6 +123,12 @@ def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int)
         kind: round(rest.get(kind, 0) * (parameters - pruned) + sparse.get(kind, 0) * pruned)
         for kind in KINDS
     }
+    return {kind: count for kind, count in both.items() if count}
+
+
+def _with(tables: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    """Bytes of tables and of everything else."""
+    both = {kind: others.get(kind, 0) + tables.get(kind, 0) for kind in (*others, *tables)}
     return {kind: count for kind, count in both.items() if count}
 
 

@@ -8,18 +8,30 @@ from typing import Any
 
 from torch import nn
 
-from gossamer.data.tasks import Task, image_task, labelled_task, text_task
+from gossamer.data.clicks import FEATURES_FILE, Features, read_features
+from gossamer.data.tasks import Task, clicks_task, image_task, labelled_task, text_task
 from gossamer.errors import InputError, RecipeError
+from gossamer.io import read_beside
 from gossamer.recipes import Recipe
-from gossamer.recipes.stages import Architecture, Train
-from gossamer.runs.training.models import DEFAULT_CONTEXT, build_model, context_of
+from gossamer.recipes.stages import Train
+from gossamer.recipes.stages.train import Architecture
+from gossamer.runs.training.models import DEFAULT_CONTEXT, build_model, context_of, quantize
 from gossamer.zoo import MLP
+
+__all__ = [
+    "TrainRequest",
+    "architecture_of",
+    "make_task",
+    "model_of",
+    "train_stage",
+]
 
 # Endings of files, and what they are called; any file may be a text.
 _DATA: dict[str, tuple[tuple[str, ...], str]] = {
     "images": ((".npz",), "an .npz file or a folder of idx files"),
     "text": ((), "a text file"),
     "labelled": ((".jsonl", ".csv", ".tsv"), "a .jsonl, .csv or .tsv file of labelled texts"),
+    "clicks": ((".tsv", ".csv", ".txt", ".jsonl"), "a .tsv, .csv, .txt or .jsonl click log"),
 }
 # A user's function of --model: a module for the recipe's task, or a whole task.
 Given = Callable[[], nn.Module | Task]
@@ -69,8 +81,14 @@ def train_stage(recipe: Recipe) -> Train:
     return found[0]
 
 
-def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Task:
-    """The data of a request, read and checked, with the model if a function gives one."""
+def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None = None) -> Task:
+    """The data of a request, read and checked, with the model if a function gives one.
+
+    Args:
+        request: what is asked for.
+        folder: where data that do not fit into memory are kept; made if need be.
+        saved_tokenizer: tokenizer.json of a run that is resumed.
+    """
     train = request.train
     for text, option in ((request.data, "--data"), (request.evaluation, "--eval")):
         if text is not None:
@@ -86,6 +104,18 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
     if train.task == "images":
         flat = architecture_of(train).name == "mlp" if made is None else isinstance(made, MLP)
         task = image_task(request.data, train.batch, train.seed, flat=flat)
+    elif train.task == "clicks":
+        log: Any = train.data.clicks
+        task = clicks_task(
+            request.data,
+            train.batch,
+            train.seed,
+            columns=log.columns(),
+            window=log.window,
+            folder=folder,
+            evaluation=request.evaluation,
+            features=_features_of(request),
+        )
     else:
         make = text_task if train.task == "text" else labelled_task
         # The recipe's word, else what the user's model takes at most.
@@ -97,7 +127,7 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
             train.batch,
             train.seed,
             context=context if isinstance(context, int) else DEFAULT_CONTEXT,
-            **train.data.model_dump(),
+            **train.data.model_dump(exclude={"clicks"}),
             evaluation=request.evaluation,
             saved_tokenizer=saved_tokenizer,
         )
@@ -109,6 +139,14 @@ def make_task(request: TrainRequest, saved_tokenizer: bytes | None = None) -> Ta
             f" {type(made).__name__}."
         )
     return replace(task, model=made)
+
+
+def _features_of(request: TrainRequest) -> Features | None:
+    """Vocabularies and statistics of an artifact that is trained further."""
+    if request.given is None or not Path(request.given_name).is_dir():
+        return None
+    content = read_beside(request.given_name).get(FEATURES_FILE)
+    return None if content is None else read_features(content, request.given_name)
 
 
 def _check_data(task: str, text: str, option: str) -> None:
@@ -130,7 +168,14 @@ def _check_data(task: str, text: str, option: str) -> None:
 
 def model_of(train: Train, task: Task) -> nn.Module:
     """The user's own model, or a fresh one as the recipe names it."""
-    return build_model(architecture_of(train), task.sizes) if task.model is None else task.model
+    model = task.model
+    if model is None:
+        model = build_model(architecture_of(train), task.sizes)
+    if train.quantize_tables is not None:
+        quantize(train.quantize_tables, model)
+    if task.adopt is not None:
+        task.adopt(model)
+    return model
 
 
 def architecture_of(train: Train) -> Architecture:

@@ -13,22 +13,21 @@ from typing import Any
 from torch import nn
 
 from gossamer.io import save
-from gossamer.io.artifact import check_destination
+from gossamer.io.artifact.destination import check_destination
 from gossamer.nn.layer_kinds import sparse_layers, title_of
-from gossamer.nn.layers import SparseLayer
+from gossamer.nn.layers.parts import SparseLayer
 from gossamer.pruning import LayerResult
-from gossamer.recipes.stages import Mesh
+from gossamer.recipes.stages.train import Mesh
 from gossamer.report import (
-    Card,
     Comparison,
     Figure,
     Page,
     Report,
     describe_machine,
     format_bytes,
-    render_card,
     write_html,
 )
+from gossamer.report.card import Card, render_card
 from gossamer.runs.curves import Records, curves
 from gossamer.runs.reporting import make_report
 from gossamer.runs.training.plan import TrainingPlan, plan_run
@@ -38,6 +37,7 @@ from gossamer.runs.voice import Progress, Quiet, Voice, told_how_to_resume
 from gossamer.training.distributed import picture, split_batch
 from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes import Timeouts, joined, restarts, world_of_environment
+from gossamer.training.distributed.tables import TableSettings
 from gossamer.training.run_files import RunFolder, read_metrics
 
 _NO_TIME = "The time of a forward pass was not measured; run 'gossamer explain' on the artifact."
@@ -79,6 +79,8 @@ def run_train(request: TrainRequest, target: Path, voice: Voice) -> TrainResult 
     with joined(mesh.sizes, timeouts) as session:
         settings = MeshSettings(
             wire=mesh.wire,
+            tables=TableSettings(**mesh.tables.model_dump(exclude={"shard"}), seed=train.seed),
+            shard_tables=mesh.tables.shard,
             microbatches=mesh.num_microbatches(train.batch),
             schedule=mesh.schedule,
             seed=train.seed,
@@ -129,7 +131,7 @@ def _run_here(
 def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFolder) -> TrainResult:
     report, loop, task = _training_report(trained), trained.loop, trained.task
     records, machine = read_metrics(folder.metrics), describe_machine()
-    scores = [Figure(name, "score", (None, value)) for name, value in loop.quality.items()]
+    scores = [Figure(name, "score", (None, value)) for name, value in trained.quality.items()]
     size = Figure("bytes of tensors", "bytes", (report.bytes_dense, report.bytes_sparse))
     comparison = Comparison(("dense", "trained"), (*scores, size))
     names = ("step", "layers", "weights", "values", "bytes_before", "bytes_after", "modes")
@@ -139,7 +141,7 @@ def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFold
         **report.to_dict(),
         "base": f"trained from scratch: {task.name}",
         "recipe": request.recipe.model_dump(mode="json", exclude_none=True),
-        "quality": dict(loop.quality),
+        "quality": dict(trained.quality),
         "training": {
             "steps": loop.step,
             "batches": loop.taken,
@@ -176,7 +178,7 @@ def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFold
         folder.path,
         page,
         loop.step,
-        dict(loop.quality),
+        dict(trained.quality),
         trained.resumed,
         {**content, **places, "step_ms": times},
     )
@@ -191,13 +193,13 @@ def _training_report(trained: Trained) -> Report:
     compact = sum(
         m.matrix_shape[0] * m.matrix_shape[1] - m.nnz for _, m in sparse_layers(model, "compact")
     )
-    quality = next(iter(trained.loop.quality.values()), None)
+    quality = next(iter(trained.quality.values()), None)
     report = make_report(model, results, trained.dense_bytes, quality_sparse=quality)
     return replace(
         report,
         sparsity=1 - kept / weights if weights else 0.0,
         global_sparsity=(weights - kept) / max(parameters + compact, 1),
-        notes=[*report.notes, _NO_TIME],
+        notes=[*report.notes, *trained.task.notes, _NO_TIME],
     )
 
 
@@ -206,7 +208,7 @@ def _write_page(
 ) -> Path:
     """report.html: loss, sparsity, memory and step time over the run."""
     loop = trained.loop
-    quality = ", ".join(f"{name} {value:.4g}" for name, value in loop.quality.items())
+    quality = ", ".join(f"{name} {value:.4g}" for name, value in trained.quality.items())
     page = Page(
         title=f"Training: {trained.task.name}",
         lead=f"{loop.step} steps, {report.sparsity:.1%} zeros in {len(report.layers)} layers."

@@ -4,45 +4,36 @@
 A checkpoint is only taken up by the run that wrote it.
 """
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from gossamer.data.tasks import Task, tensors_digest
-from gossamer.errors import RecipeError
+from gossamer.errors import InputError, RecipeError
 from gossamer.ops.kernels import active_kernels
-from gossamer.recipes import content_differences, recipe_content
-from gossamer.recipes.stages import IterativeSettings, Train, step_of
+from gossamer.recipes.digest import content_differences, recipe_content
+from gossamer.recipes.stages import Train
+from gossamer.recipes.stages.schedules import IterativeSettings, step_of
 from gossamer.runs.kept_run import metrics_bytes
-from gossamer.runs.schedules import attach, one_training
+from gossamer.runs.schedules import attach, check_after, one_training
 from gossamer.runs.training.models import build_optimizer
 from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
-from gossamer.training.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    CheckpointWriter,
-    seed_all,
-)
+from gossamer.training.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter
+from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
 from gossamer.training.distributed import AXES, MeshSizes
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
 from gossamer.training.growth import Growth, GrowthStep
-from gossamer.training.loop import (
-    Control,
-    LearningRate,
-    Loop,
-    LoopSettings,
-    Progress,
-    Surroundings,
-    memory_for,
-)
+from gossamer.training.loop import Control, LearningRate, Loop, LoopSettings, Progress, Surroundings
+from gossamer.training.loop.endings import memory_for
 from gossamer.training.optim import LAMB, LARS
 from gossamer.training.run_files import MetricsFile, RunFolder, Sink, TensorBoard
 
-_SAME_IN_LOOP = {"accumulate", "clip", "precision", "recompute", "compaction", "log_every"}
+_SAME_IN_LOOP = {"accumulate", "clip", "precision", "recompute", "log_every"}
 _SMALLER = "Use a smaller model or batch, or recompute: true; 'gossamer train --dry-run' says more."
 # What makes it another run.
 _DECISIVE = ("recipe", "data", "model", "tokenizer")
@@ -58,12 +49,14 @@ class Trained:
         task: what it was trained on.
         dense_bytes: parameters and buffers of the model before anything was pruned.
         resumed: whether it continued from a checkpoint.
+        quality: what was measured at the end, by name.
     """
 
     loop: Loop
     task: Task
     dense_bytes: int
     resumed: bool
+    quality: Mapping[str, float] = field(default_factory=dict)
 
 
 def loop_settings(train: Train, task: Task) -> LoopSettings:
@@ -78,6 +71,7 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
         steps=steps,
         rate=LearningRate(train.rate.shape, length, warmup, train.rate.floor, train.rate.decay),
         **train.model_dump(include=_SAME_IN_LOOP),
+        **_keeping(train, task),
         split_masters=train.optimizer.master != "fp32",
         # Of one process: modes are measured on them.
         tokens=max(1, task.tokens // (1 if train.mesh is None else train.mesh.sizes.num_parts)),
@@ -87,6 +81,18 @@ def loop_settings(train: Train, task: Task) -> LoopSettings:
         checkpoint_every=train.checkpoint.every,
         on_full_disk=train.checkpoint.on_full_disk,
     )
+
+
+def _keeping(train: Train, task: Task) -> dict[str, Any]:
+    """Which state the run ends with."""
+    if train.evaluation.keep is None:
+        return {"compaction": train.compaction}
+    if task.evaluate is None:
+        raise RecipeError(
+            "stages[0].train.evaluation.keep: best needs data to measure on; hold some out."
+        )
+    # The best state may be from before compaction, which has another form.
+    return {"compaction": "off", "keep_best": "eval_loss"}
 
 
 def run_training(
@@ -107,6 +113,8 @@ def run_training(
         grid: the processes, if there are several; all of them call this.
     """
     train = request.train
+    if grid is not None and train.task == "clicks":
+        raise InputError("task clicks is trained by one process; start it without torchrun.")
     store = CheckpointStore(folder.checkpoints, train.checkpoint.keep)
     checkpoint = None
     if grid is None or grid.is_lead:
@@ -119,7 +127,9 @@ def run_training(
     # A user's function builds a model in there.
     seed_all(train.seed)
     with memory_for("reading the data", "Give less of it, or close other programs."):
-        task = make_task(request, _saved_tokenizer(checkpoint))
+        task = make_task(request, folder.path / "data", _saved_tokenizer(checkpoint))
+    for note in task.notes:
+        say(note)
     run = _run_identity(request, task)
     if grid is not None:
         # Not the kernels: hosts of a cluster may have different CPUs.
@@ -144,9 +154,28 @@ def run_training(
             folder.check_space(3 * 4 * prepared.dense_bytes)
         with memory_for(f"training after step {loop.step}", _SMALLER):
             loop.train()
+        if grid is None or grid.is_lead:
+            prepared = replace(prepared, quality=_final_quality(loop, task))
     finally:
         loop.close()
     return prepared
+
+
+def _final_quality(loop: Loop, task: Task) -> dict[str, float]:
+    """What the last evaluation measured, or the state that was kept, and what is reported of it."""
+    if loop.best is None and task.report is None:
+        return dict(loop.quality)
+    found = dict(loop.quality)
+    loop.model.eval()
+    with undisturbed_random(), torch.no_grad():
+        if loop.best is not None and task.evaluate is not None:
+            found = {name: float(value) for name, value in task.evaluate(loop.model).items()}
+        if task.report is not None:
+            reported = {name: float(value) for name, value in task.report(loop.model).items()}
+            found |= reported
+            for sink in loop.around.sinks:
+                sink.write({"kind": "report", "step": loop.step, **reported})
+    return found
 
 
 def prepare(
@@ -167,16 +196,26 @@ def prepare(
     model = model_of(train, task)
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
-    control: Control | None = None
-    if train.schedule is not None:
-        control = attach(
-            model,
-            train.schedule,
-            optimizer,
+    schedule: Any = train.schedule
+
+    def begin(net: torch.nn.Module, holder: torch.optim.Optimizer, done: int) -> Control:
+        made = attach(
+            net,
+            schedule,
+            holder,
             total_steps=settings.steps,
             data=[task.batches[0]],
             loss=lambda net, batch: only_loss(task.loss(net, batch)),
         )
+        made.begin_after(done)
+        return made
+
+    control: Any = None
+    if schedule is not None and settings.grow:
+        check_after(schedule, settings.steps, settings.grow[-1].at or 0)
+        control = begin
+    elif schedule is not None:
+        control = begin(model, optimizer, 0)
         if isinstance(optimizer, LAMB | LARS):
             optimizer.follow_masks(model)
     is_lead = grid is None or grid.is_lead
@@ -236,7 +275,7 @@ def _run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
         "recipe": recipe,
         "data": task.digest,
         "model": request.given_name,
-        "tokenizer": {name: raw.decode("utf-8") for name, raw in task.beside.items()},
+        "tokenizer": {name: _as_text(raw) for name, raw in task.beside.items()},
         "machine": {
             "torch": str(torch.__version__),
             "kernels": active_kernels(),
@@ -245,6 +284,14 @@ def _run_identity(request: TrainRequest, task: Task) -> dict[str, Any]:
         },
         "changes": [],
     }
+
+
+def _as_text(raw: bytes) -> str:
+    """A text file as it is, arrays by their digest."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
 def _check_identity(

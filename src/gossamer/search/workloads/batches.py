@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.pruning.calibration import as_batches
-from gossamer.runs.stages import batch_tokens, samples_of_batches
+from gossamer.pruning.calibration.flow import as_batches
+from gossamer.runs.stages.recover_data import batch_tokens, samples_of_batches
 from gossamer.search.workloads.workload import Measure, Workload, split_data, user_quality
 
 _LEAST_BATCHES = 6

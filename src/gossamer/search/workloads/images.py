@@ -10,8 +10,8 @@ from torch import nn
 from gossamer.data.files import ImageSet
 from gossamer.nn.batch import Batch
 from gossamer.nn.layer_kinds import kind_name
-from gossamer.runs import Quality
-from gossamer.runs.stages import RecoverySamples
+from gossamer.runs.calibration import Quality
+from gossamer.runs.stages.recover_data import RecoverySamples
 from gossamer.search.workloads.text import label_loss
 from gossamer.search.workloads.workload import (
     Measure,

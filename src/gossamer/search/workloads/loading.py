@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user gives as data to a workload: text, images or batches."""
+"""From what a user gives as data to a workload: text, images, click logs or batches."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from gossamer.data.clicks import ClickRows
 from gossamer.data.files import ImageSet, Texts, check_scores, read_images, read_samples
 from gossamer.errors import InputError
 from gossamer.search.workloads.batches import batch_workload
+from gossamer.search.workloads.clicks import click_workload
 from gossamer.search.workloads.images import image_workload
 from gossamer.search.workloads.text import split_texts, text_workload
 from gossamer.search.workloads.workload import Workload
@@ -39,6 +41,8 @@ def load_workload(
         make = partial(text_workload, tokenizer=tokenizer)
     elif isinstance(first, ImageSet):
         make = image_workload
+    elif isinstance(first, ClickRows):
+        make = click_workload
     return make(model, first, choose=choose, report=report, metric=metric)
 
 
@@ -55,9 +59,9 @@ def check_parts(data: Any, choose: Any = None, report: Any = None) -> None:
             check_scores(part)
 
 
-def read_part(data: Any) -> Texts | ImageSet | list[Any]:
-    """What a file holds; texts, images and batches stay what they are."""
-    if isinstance(data, Texts | ImageSet):
+def read_part(data: Any) -> Texts | ImageSet | ClickRows | list[Any]:
+    """What a file holds; texts, images, rows of click logs and batches stay what they are."""
+    if isinstance(data, Texts | ImageSet | ClickRows):
         return data
     if isinstance(data, str | Path):
         path = Path(data)

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gossamer.data import padded_batches, sentences
 from gossamer.data.files import Texts
+from gossamer.data.token_ids import padded_batches, sentences
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
-from gossamer.nn.families import is_decoder
-from gossamer.pruning.gradients import Loss, next_token_loss, output_of
+from gossamer.nn.families.text import is_decoder
+from gossamer.pruning.gradients import Loss
+from gossamer.pruning.gradients.losses import next_token_loss, output_of
 from gossamer.recipes import Calibration
-from gossamer.runs import Quality, calibration_batches, pair_loss, quality_of
-from gossamer.runs.stages import RecoverySamples, samples_of_file
+from gossamer.runs.calibration import Quality, calibration_batches, pair_loss, quality_of
+from gossamer.runs.stages.recover_data import RecoverySamples, samples_of_file
 from gossamer.search.workloads.workload import (
     Measure,
     Workload,

@@ -15,11 +15,12 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.ops.timing import fair_clock, race, stopwatch
-from gossamer.pruning.calibration import evaluating
-from gossamer.pruning.gradients import Loss, output_of
+from gossamer.pruning.calibration.flow import evaluating
+from gossamer.pruning.gradients import Loss
+from gossamer.pruning.gradients.losses import output_of
 from gossamer.pruning.targets import find_targets
-from gossamer.runs import Quality
-from gossamer.runs.stages import RecoverySamples
+from gossamer.runs.calibration import Quality
+from gossamer.runs.stages.recover_data import RecoverySamples
 
 # Parts of the data to choose by and to report, where the user does not give files for them.
 CHOOSE_PART, REPORT_PART = 0.15, 0.15

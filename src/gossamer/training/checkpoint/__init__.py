@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a training run: complete or absent, without pickle, equal to the last bit.
 
-`CheckpointStore` reads and writes their folders, `CheckpointWriter` writes while training goes on,
-`state_tree` turns nested state into JSON and tensors, `restoring` brings a run back to it.
+`CheckpointStore` reads and writes their folders, `CheckpointWriter` writes a `Snapshot` while
+training goes on, `read_checkpoint` gives a `Checkpoint` back. `state_tree` turns nested state into
+JSON and tensors, `restoring` brings a run back to it, `random_state` its random numbers.
 """
 
 from gossamer.training.checkpoint.folders import (
@@ -12,16 +13,5 @@ from gossamer.training.checkpoint.folders import (
     Snapshot,
     read_checkpoint,
 )
-from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
-from gossamer.training.checkpoint.restoring import read_counters
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointStore",
-    "CheckpointWriter",
-    "Snapshot",
-    "read_checkpoint",
-    "read_counters",
-    "seed_all",
-    "undisturbed_random",
-]
+__all__ = ["Checkpoint", "CheckpointStore", "CheckpointWriter", "Snapshot", "read_checkpoint"]

@@ -20,25 +20,24 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.artifact import (
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+from gossamer.io.safe_files.checks import FileName
+from gossamer.io.safe_files.directories import replace_directory, sync_directory
+from gossamer.io.safe_files.documents import canonical_json, pretty_json
+from gossamer.io.safe_files.manifests import (
     MANIFEST_FILE,
     FileEntry,
-    FileName,
     checked_content,
     digest_of,
     open_regular,
     producer,
     read_manifest,
 )
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.directories import replace_directory, sync_directory
-from gossamer.io.safe_files.documents import canonical_json, pretty_json
 from gossamer.io.safe_files.tensors import (
-    HashingFile,
     header_bytes,
     read_header,
     read_tensors,
-    write_tensors,
+    write_file,
 )
 from gossamer.training.checkpoint.state_tree import decode, encode
 
@@ -150,8 +149,7 @@ class CheckpointStore:
         # State that is no tensor is small, but it must not be what fills the disk.
         needed = snapshot.num_bytes + 2 * len(f"{snapshot.plain}{snapshot.run}")
         with replace_directory(target, needed, _check_is_checkpoint) as folder:
-            with HashingFile(folder / STATE_FILE) as file:
-                write_tensors(file.write, snapshot.tensors)
+            file = write_file(folder / STATE_FILE, snapshot.tensors)
             manifest = CheckpointManifest(
                 producer=producer(),
                 step=snapshot.step,
@@ -166,8 +164,7 @@ class CheckpointStore:
                     f"{target}: {len(raw)} bytes of state are no tensors; at most"
                     f" {MAX_MANIFEST_BYTES} can be read back. Keep large state in tensors."
                 )
-            with HashingFile(folder / MANIFEST_FILE) as file:
-                file.write(raw)
+            write_file(folder / MANIFEST_FILE, raw)
         self._remove_old()
         return target
 
@@ -279,8 +276,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     where = str(path / STATE_FILE)
     entry = manifest.files[STATE_FILE]
     with open_regular(path / STATE_FILE, entry.size) as file:
-        header = read_header(file, entry.size, where)
-        tensors = read_tensors(file, header, where, entry.sha256)
+        tensors = read_tensors(file, read_header(file, entry.size, where), where, entry.sha256)
     state = decode(manifest.state, tensors, str(path / MANIFEST_FILE))
     return Checkpoint(path, manifest.step, manifest.run, state)
 

@@ -11,6 +11,13 @@ import torch
 
 from gossamer.errors import ArtifactError
 
+__all__ = [
+    "capture_random",
+    "restore_random",
+    "seed_all",
+    "undisturbed_random",
+]
+
 
 def capture_random() -> dict[str, Any]:
     """The state of all of them."""

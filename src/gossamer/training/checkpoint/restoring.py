@@ -11,13 +11,23 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, GossamerError
-from gossamer.formats import matrix_shape
 from gossamer.formats.bits import unpack_bits
-from gossamer.io.safe_files.tensors import DTYPE_NAMES, dtype_name
+from gossamer.formats.matrix import matrix_shape
+from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
 from gossamer.nn.forms import mask_in
-from gossamer.nn.layer_kinds import kind_of, shape_of, sparse_layers
+from gossamer.nn.layer_kinds import kind_of, sparse_layers
+from gossamer.nn.layer_weights import shape_of
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import parse_pattern
+
+__all__ = [
+    "COUNTED",
+    "layer_forms",
+    "read_counters",
+    "restore_forms",
+    "restore_model",
+    "restore_optimizer",
+]
 
 # Whole numbers of a run that decide its next steps.
 COUNTED = ("step", "taken", "skipped", "in_a_row", "rate_shift")
@@ -55,7 +65,7 @@ def restore_forms(
             if name not in compacted:
                 module, bits = modules[name], tensors[f"{name}.mask_bits"]
                 try:
-                    if kind_of(module) is None:
+                    if not kind_of(module, has_masks=True):
                         raise ArtifactError(f"a {type(module).__name__} cannot be masked.")
                     mask = unpack_bits(bits, matrix_shape(shape_of(module))[1])
                     mask_in(model, module, mask, parse_pattern(entry["pattern"]))

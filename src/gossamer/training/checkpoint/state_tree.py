@@ -13,7 +13,12 @@ from typing import Any
 import torch
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files.tensors import DTYPE_CODES
+from gossamer.io.safe_files.dtypes import DTYPE_CODES
+
+__all__ = [
+    "decode",
+    "encode",
+]
 
 _TENSOR, _ITEMS, _TUPLE, _FLOAT = "$tensor", "$items", "$tuple", "$float"
 

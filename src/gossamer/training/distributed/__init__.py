@@ -9,6 +9,16 @@ blocks of a gradient that matter.
 
 from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, picture, split_batch
 from gossamer.training.distributed.partition import partition
+from gossamer.training.distributed.table_traffic import TableWire, table_traffic
 from gossamer.training.distributed.told_once import told_once_per_host
 
-__all__ = ["AXES", "MeshSizes", "partition", "picture", "split_batch", "told_once_per_host"]
+__all__ = [
+    "AXES",
+    "MeshSizes",
+    "TableWire",
+    "partition",
+    "picture",
+    "split_batch",
+    "table_traffic",
+    "told_once_per_host",
+]

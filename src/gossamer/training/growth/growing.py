@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer.grow`: a larger model that computes the same, with its whole training state."""
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from gossamer.errors import InputError
 from gossamer.training.growth.larger import built_larger
@@ -22,14 +24,14 @@ def grow(
     *,
     width: int = 1,
     depth: int = 1,
+    averages: Sequence[AveragedModel] = (),
     **more: Any,
 ) -> nn.Module:
     """Make a larger model that computes the same; the optimizer's whole state follows.
 
     The model stays as it is. The optimizer holds the parameters of the larger model afterwards, in
-    the same groups, with moments that fit the gradients to come and the same step counts. Nothing
-    is changed if an error is raised. An average of weights (EMA) is grown by a second call with the
-    same arguments.
+    the same groups, with moments that fit the gradients to come and the same step counts, so that
+    a scheduler of its learning rates goes on. Nothing is changed if an error is raised.
 
     Args:
         model: of a family that says how it grows: BERT, RoBERTa, DistilBERT, GPT-2, OPT, Llama,
@@ -37,6 +39,8 @@ def grow(
         optimizer: holds its parameters; None grows weights only.
         width: copies of everything: stream, heads and feed-forward part.
         depth: how many times as many blocks.
+        averages: of the model's weights (EMA, SWA), as `torch.optim.swa_utils` makes them. They
+            hold the larger model's average afterwards, with the noise that the model itself gets.
         **more: further fields of `gossamer.training.growth.Growth`, such as `layers`, `ffn`,
             `mode`, `opened`.
 
@@ -45,16 +49,24 @@ def grow(
             a rule.
         ResourceError: the larger model and its state do not fit into memory.
     """
-    plan = plan_growth(model, optimizer, Growth.of(width=width, depth=depth, **more))
+    _check_averages(model, averages)
+    plan = plan_growth(
+        model, optimizer, Growth.of(width=width, depth=depth, **more), 1 + len(averages)
+    )
     if optimizer is not None:
         named: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
         check_growable(optimizer, named, is_kept=plan.growth.state != "reset")
-    larger = built_larger(model, plan)
+    larger, *copies = (built_larger(model, plan) for _ in range(1 + len(averages)))
     with torch.no_grad():
         slots = fill(model, larger, plan, optimizer)
         _copy_buffers(model, larger)
+        for averaged, made in zip(averages, copies, strict=True):
+            fill(model, made, plan, optimizer, averaged.module)
+            _copy_buffers(averaged.module, made)
     if optimizer is not None:
         move_optimizer(optimizer, slots, plan, larger)
+    for averaged, made in zip(averages, copies, strict=True):
+        averaged.module = made.train(averaged.module.training)
     _GROWN[larger] = plan
     return larger
 
@@ -64,6 +76,20 @@ def grown_from(model: nn.Module) -> GrowthPlan:
     if model not in _GROWN:
         raise InputError("the second model was not made by gossamer.grow in this process.")
     return _GROWN[model]
+
+
+def _check_averages(model: nn.Module, averages: Sequence[AveragedModel]) -> None:
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    for averaged in averages:
+        if not isinstance(averaged, AveragedModel):
+            raise InputError(
+                "grow: averages takes AveragedModels of torch.optim.swa_utils, got a"
+                f" {type(averaged).__name__}."
+            )
+        found = {name: p.shape for name, p in averaged.module.named_parameters()}
+        if found != shapes:
+            name = next(n for n in shapes | found if shapes.get(n) != found.get(n))
+            raise InputError(f"grow: {name!r} is not the same in the model and in its average.")
 
 
 def _copy_buffers(model: nn.Module, larger: nn.Module) -> None:

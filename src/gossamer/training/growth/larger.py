@@ -7,10 +7,9 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.layer_kinds import shape_of
-from gossamer.nn.surgery.slimming import conv1d_paths, conv1d_to_linear
-from gossamer.nn.surgery.slimming.matrix_layer import stores_transposed
-from gossamer.training.checkpoint import seed_all, undisturbed_random
+from gossamer.nn.layer_weights import shape_of
+from gossamer.nn.surgery.matrix_layers import conv1d_paths, conv1d_to_linear, stores_transposed
+from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
 from gossamer.training.growth.plan import GrowthPlan
 from gossamer.training.growth.roles import Anatomy
 

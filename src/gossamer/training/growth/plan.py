@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.safe_files import available_bytes
+from gossamer.io.safe_files.checks import available_bytes
 from gossamer.nn.surgery.carried import carried_by_calls
 from gossamer.training.growth.roles import Anatomy, anatomy_of, axes_of, layer_of, role_of
 from gossamer.training.growth.tensors import Axes, Factors
@@ -145,9 +145,16 @@ class GrowthPlan:
 
 
 def plan_growth(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, growth: Growth
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, growth: Growth, copies: int = 1
 ) -> GrowthPlan:
-    """What would become of `model`; everything that can be refused is refused here."""
+    """What would become of `model`; everything that can be refused is refused here.
+
+    Args:
+        model: as it is.
+        optimizer: holds its parameters, if one does.
+        growth: what is asked for.
+        copies: of its weights that grow: itself and its averages.
+    """
     _refuse_wrapped(model)
     if optimizer is not None and not issubclass(type(optimizer), torch.optim.Optimizer):
         raise InputError(f"grow: expected a torch optimizer, got {type(optimizer).__name__}.")
@@ -178,7 +185,7 @@ def plan_growth(
         )
     plan = GrowthPlan(growth, anatomy, factors, sources, axes_of(model, anatomy))
     _check_depth(plan)
-    _check_memory(model, optimizer, plan)
+    _check_memory(model, optimizer, plan, copies)
     _check_symmetry(model, plan)
     return plan
 
@@ -299,10 +306,10 @@ def _check_symmetry(model: nn.Module, plan: GrowthPlan) -> None:
 
 
 def _check_memory(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, plan: GrowthPlan
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, plan: GrowthPlan, copies: int
 ) -> None:
-    """The larger model, its gradients and its state, before anything is made."""
-    held = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
+    """The larger model, its averages, gradients and state, before anything is made."""
+    held = (1 + copies) * sum(p.numel() * p.element_size() for p in model.parameters())
     if optimizer is not None:
         tensors = [t for entry in optimizer.state.values() for t in entry.values()]
         held += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))

@@ -8,7 +8,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.families import BlockParts, GrowthFacts, answers, block_of, family_of
-from gossamer.nn.surgery.slimming.matrix_layer import stores_transposed
+from gossamer.nn.surgery.matrix_layers import stores_transposed
 from gossamer.training.growth.tensors import Axes, Space
 
 # Role -> the spaces that it makes and reads.

@@ -15,7 +15,7 @@ from gossamer.nn.forms import in_form_of, mask_in
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery import replace_module
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
-from gossamer.training.growth.plan import GrowthPlan
+from gossamer.training.growth.plan import Growth, GrowthPlan
 from gossamer.training.growth.roles import axes_of
 from gossamer.training.growth.tensors import (
     Axes,
@@ -68,11 +68,20 @@ class GrownParameter:
 
 
 def fill(
-    model: nn.Module, larger: nn.Module, plan: GrowthPlan, optimizer: torch.optim.Optimizer | None
+    model: nn.Module,
+    larger: nn.Module,
+    plan: GrowthPlan,
+    optimizer: torch.optim.Optimizer | None,
+    average: nn.Module | None = None,
 ) -> list[GrownParameter]:
-    """Give the larger model its Parameters, and its layers their forms; tied names share one."""
+    """Give the larger model its Parameters, and its layers their forms; tied names share one.
+
+    With `average`, `larger` becomes what that average of the weights of `model` is then: with the
+    noise of the model itself, so that the average stays near it.
+    """
+    holder = model if average is None else average
     generator = torch.Generator().manual_seed(plan.growth.seed)
-    sparse = dict(sparse_layers(model))
+    sparse, own = dict(sparse_layers(holder)), dict(sparse_layers(model))
     like = next(model.parameters())
     made: dict[Any, GrownParameter] = {}
     for name, axes in axes_of(larger, plan.anatomy).items():
@@ -83,13 +92,18 @@ def fill(
             home: Any = name
             made[home] = GrownParameter(place, nn.Parameter(fresh), axes)
         else:
-            layer = sparse.get(source.rpartition(".")[0]) if key == "weight" else None
-            old = model.get_parameter(source) if layer is None else layer.trained()
+            home_of = source.rpartition(".")[0] if key == "weight" else ""
+            layer = sparse.get(home_of)
+            old = holder.get_parameter(source) if layer is None else layer.trained()
             # Tied names share one Parameter; copies in new blocks are their own.
             home = (id(old), name if is_new else "")
             if home not in made:
-                axes = plan.axes[source]
-                value, mask, pattern = _grown(old, axes, layer, plan, optimizer, generator)
+                axes, mine = plan.axes[source], own.get(home_of)
+                trained = model.get_parameter(source) if mine is None else mine.trained()
+                noise = _noise(_numbers(trained, mine, optimizer), plan.growth)
+                value, mask, pattern = _grown(
+                    _numbers(old, layer, optimizer), axes, layer, plan, noise, generator
+                )
                 param = nn.Parameter(value, requires_grad=old.requires_grad)
                 made[home] = GrownParameter(place, param, axes, old, is_new, layer, mask, pattern)
         param = made[home].param
@@ -109,17 +123,10 @@ def fill(
     return list(made.values())
 
 
-def _grown(
-    old: nn.Parameter,
-    axes: Axes,
-    layer: Any,
-    plan: GrowthPlan,
-    optimizer: torch.optim.Optimizer | None,
-    generator: torch.Generator,
-) -> tuple[torch.Tensor, torch.Tensor | None, Pattern | None]:
-    """The numbers of a Parameter in the larger model, their mask and its pattern."""
-    growth, factors = plan.growth, plan.factors
-    sigma = growth.sigma if growth.symmetry == "noise" else 0.0
+def _numbers(
+    old: nn.Parameter, layer: Any, optimizer: torch.optim.Optimizer | None
+) -> torch.Tensor:
+    """The numbers of an old Parameter in the shape of the dense weight, zeros where it has them."""
     numbers = old.detach()
     if isinstance(optimizer, SmallStateOptimizer) and old in optimizer.state:
         # In the precision in which it is trained.
@@ -127,9 +134,30 @@ def _grown(
     if layer is not None:
         numbers = layer.spread(numbers)
         numbers = torch.where(layer.mask().view_as(numbers), numbers, 0)
+    return numbers
+
+
+def _noise(numbers: torch.Tensor, growth: Growth) -> float:
+    """The size of the noise on a weight of these numbers; zeros do not count."""
+    counted = numbers[numbers != 0]
+    if growth.symmetry != "noise" or not counted.numel():
+        return 0.0
+    return growth.sigma * float(counted.double().std(correction=0))
+
+
+def _grown(
+    numbers: torch.Tensor,
+    axes: Axes,
+    layer: Any,
+    plan: GrowthPlan,
+    noise: float,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor | None, Pattern | None]:
+    """What the numbers of a Parameter become in the larger model, their mask and its pattern."""
+    growth, factors = plan.growth, plan.factors
     mask, pattern = _mask_between(axes, layer, plan, numbers.shape, generator)
     if mask is not None:
-        value = _masked_value(numbers, axes, factors, sigma, mask, generator)
+        value = _masked_value(numbers, axes, factors, noise, mask, generator)
     else:
         is_uniform = growth.blocks == "uniform"
         value = grown_tensor(
@@ -137,7 +165,7 @@ def _grown(
             axes,
             factors,
             "value",
-            sigma=sigma,
+            noise=noise,
             is_uniform=is_uniform,
             generator=generator,
         )
@@ -207,21 +235,20 @@ def _masked_value(
     numbers: torch.Tensor,
     axes: Axes,
     factors: Factors,
-    sigma: float,
+    noise: float,
     mask: torch.Tensor,
     generator: torch.Generator,
 ) -> torch.Tensor:
     """Values under a mask: noise adds up to zero over the kept places that read one number."""
     value = grown_tensor(numbers, axes, factors, "value")
     kept, read = mask.to(value.device), factors.of(axes.read)
-    if sigma and read > 1 and numbers.any():
+    if noise and read > 1:
         open_RQI = kept.view(len(kept), read, -1)
         drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
         noise_RQI = drawn.view_as(open_RQI) * open_RQI
         many_RI = open_RQI.sum(1, keepdim=True).clamp(min=1)
         noise_RQI -= noise_RQI.sum(1, keepdim=True) / many_RI
-        size = sigma * float(numbers[numbers != 0].double().std(correction=0))
-        value = value + size * (noise_RQI * open_RQI).view_as(value)
+        value = value + noise * (noise_RQI * open_RQI).view_as(value)
     return value * kept
 
 

@@ -109,7 +109,7 @@ def grown_tensor(
     factors: Factors,
     quantity: Quantity,
     *,
-    sigma: float = 0.0,
+    noise: float = 0.0,
     is_uniform: bool = False,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
@@ -120,8 +120,8 @@ def grown_tensor(
         axes: of the parameter.
         factors: of the growth.
         quantity: values are shared, gradients fall by a known ratio in every block.
-        sigma: of noise on values that are read several times, in standard deviations of the
-            weight; it makes copies differ without changing the function.
+        noise: size of noise on values that are read several times; it makes copies differ without
+            changing the function.
         is_uniform: every block gets the same share of a value (HyperCloning) instead of the
             diagonal all.
         generator: of the noise.
@@ -135,12 +135,12 @@ def grown_tensor(
         weights = torch.full((made, read), ratio, dtype=torch.float64)
     wide = old.to(torch.promote_types(old.dtype, torch.float32))
     grown = in_blocks(wide, weights.to(wide), axes.segments)
-    if sigma and read > 1 and old.numel():
+    if noise and read > 1 and old.numel():
         # Adds up to zero over what is read, so that no output changes.
         drawn_RQI = torch.randn(grown.shape, generator=generator, dtype=torch.float64).to(old)
         drawn_RQI = drawn_RQI.view(len(grown), read, -1)
         centred = (drawn_RQI - drawn_RQI.mean(dim=1, keepdim=True)).view_as(grown)
-        grown = grown + centred * (sigma * float(old.double().std(correction=0)))
+        grown = grown + centred * noise
     grown = repeated_heads(grown, axes, factors)
     if factors.vocabulary and "vocabulary" in (axes.made, axes.read):
         # New tokens begin as the mean of those that are known, with no direction of their own.

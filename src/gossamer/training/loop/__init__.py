@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training loop: steps, batches by number, evaluation, and the moment of compaction.
 
-Start with `Loop` and `LoopSettings`. `Surroundings` says what a run reports to, `Control` is what
-the loop asks of a sparsity schedule, `Processes` is who carries out the steps.
+Start with `Loop` and `LoopSettings`, which have a `LearningRate`. A `TrainingRun` is what it trains
+by which `Objective`; `Surroundings` say what a run reports to, as `Progress`; `Control` is what the
+loop asks of a sparsity schedule. `settings` has the rest of the settings, `processes` who carries
+out the steps, `endings` how a run ends before its time.
 """
 
 from gossamer.training.loop.control import Control
-from gossamer.training.loop.endings import TrainingStopped, memory_for
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.processes import Processes
 from gossamer.training.loop.run import Objective, Progress, Surroundings, TrainingRun
-from gossamer.training.loop.settings import Compaction, LearningRate, LoopSettings
+from gossamer.training.loop.settings import LearningRate, LoopSettings
 
 __all__ = [
-    "Compaction",
     "Control",
     "LearningRate",
     "Loop",
     "LoopSettings",
     "Objective",
-    "Processes",
     "Progress",
     "Surroundings",
     "TrainingRun",
-    "TrainingStopped",
-    "memory_for",
 ]

@@ -16,6 +16,13 @@ from typing import Any
 from gossamer.errors import GossamerError, ResourceError
 from gossamer.out_of_memory import is_out_of_memory, memory_error
 
+__all__ = [
+    "Interrupts",
+    "TrainingDiverged",
+    "TrainingStopped",
+    "memory_for",
+]
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

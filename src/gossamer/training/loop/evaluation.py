@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.training.checkpoint import undisturbed_random
+from gossamer.nn.layers.tables import table_of
+from gossamer.training.checkpoint.random_state import undisturbed_random
 from gossamer.training.loop.run import TrainingRun
 
 
@@ -53,6 +54,8 @@ class Stopwatch:
 class BestState:
     """The trained parameters as they were at the best evaluation of a run; lower is better.
 
+    Scales and counters of tables belong to their rows and are kept with them.
+
     Args:
         model: only parameters that take gradients are kept; their names and shapes must stay.
         name: of the number that the evaluations are compared by.
@@ -62,7 +65,13 @@ class BestState:
         self.first = self.value = math.nan
         self.step = -1
         self._name = name
-        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._trained: dict[str, torch.Tensor] = {
+            n: p for n, p in model.named_parameters() if p.requires_grad
+        }
+        for path, module in model.named_modules():
+            if table_of(module) is not None:
+                buffers = module.named_buffers(path, recurse=False)
+                self._trained |= dict(buffers)
         self._kept: dict[str, torch.Tensor] = {}
 
     def look(self, step: int, quality: Mapping[str, float]) -> None:

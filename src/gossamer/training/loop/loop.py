@@ -8,7 +8,7 @@ Inf gradients are skipped and do not count as steps, so schedules stay in time.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,16 +17,16 @@ from torch import nn
 
 from gossamer.data import Batches
 from gossamer.errors import ArtifactError, InputError, ResourceError
-from gossamer.training.checkpoint import (
-    Checkpoint,
-    Snapshot,
-    read_counters,
+from gossamer.training.checkpoint import Checkpoint, Snapshot
+from gossamer.training.checkpoint.random_state import (
+    capture_random,
+    restore_random,
     undisturbed_random,
 )
-from gossamer.training.checkpoint.random_state import capture_random, restore_random
 from gossamer.training.checkpoint.restoring import (
     COUNTED,
     layer_forms,
+    read_counters,
     restore_forms,
     restore_model,
     restore_optimizer,
@@ -36,14 +36,14 @@ from gossamer.training.loop.compaction_watch import CompactionWatch
 from gossamer.training.loop.control import Control, NoControl, ScheduleEvent
 from gossamer.training.loop.endings import Interrupts, TrainingDiverged, TrainingStopped
 from gossamer.training.loop.evaluation import EvaluationWatch
-from gossamer.training.loop.processes import Agreement, Processes, loss_of
-from gossamer.training.loop.recompute import recomputing
+from gossamer.training.loop.processes import Agreement, Processes, loss_of, recomputing
 from gossamer.training.loop.run import Objective, Surroundings, TrainingRun
 from gossamer.training.loop.settings import LoopSettings
 from gossamer.training.optim import SmallStateOptimizer
 
 MAX_SKIPPED_IN_A_ROW = 3
 _ALONE = Surroundings()
+LaterControl = Callable[[nn.Module, torch.optim.Optimizer, int], Control]
 
 
 class Loop(TrainingRun):
@@ -55,7 +55,9 @@ class Loop(TrainingRun):
         objective: the loss of a batch.
         batches: the data, by number.
         settings: how the loop runs.
-        control: the sparsity schedule; None holds the masks that are there.
+        control: the sparsity schedule; None holds the masks that are there. For a model that grows:
+            what makes it, once the model has its last size, of it, its optimizer and the steps
+            taken.
         around: what the run reports to, and where it is kept.
         processes: who carries out the steps; None: this process alone.
     """
@@ -68,16 +70,17 @@ class Loop(TrainingRun):
         batches: Batches,
         settings: LoopSettings,
         *,
-        control: Control | None = None,
+        control: Control | LaterControl | None = None,
         around: Surroundings = _ALONE,
         processes: Processes | None = None,
     ) -> None:
-        if settings.grow and control is not None:
+        if settings.grow and control is not None and not callable(control):
             raise InputError(
-                "grow: a schedule would move the masks of a model that grows. Grow in one run, then"
-                " train its artifact with a schedule."
+                "grow: a schedule would move the masks of a model that grows. Give a function that"
+                " makes the schedule, to be called after the last growth."
             )
-        control = NoControl(model) if control is None else control
+        self._later = control if callable(control) else None
+        control = NoControl(model) if control is None or callable(control) else control
         growth = GrowthWatch(settings.grow, settings.step_tokens)
         super().__init__(model, optimizer, objective, batches, settings, control, around, growth)
         self.processes = Processes() if processes is None else processes
@@ -141,6 +144,7 @@ class Loop(TrainingRun):
                 # The same shapes in the same groups; numbers follow.
                 for wanted in self.growth.steps[: len(self.growth.done)]:
                     self._become_larger(wanted)
+                self._take_control()
             forms = state["forms"]
             # Or compact from the start; then their modes are those of the checkpoint.
             compact = counters["compacted"] or any(f["form"] == "compact" for f in forms.values())
@@ -241,6 +245,7 @@ class Loop(TrainingRun):
             counts.append(sum(p.numel() for p in self.parameters))
             after = self._loss_of_next()
             self.growth.grown(self.step)
+            self._take_control()
             if wanted.rho is not None:
                 self.rate_shift = round(self.step / wanted.rho) - self.step
             self._recomputing.enter_context(recomputing(self.model, self.settings.recompute))
@@ -257,6 +262,16 @@ class Loop(TrainingRun):
     def _become_larger(self, wanted: GrowthStep) -> None:
         self.model = grow(self.model, self.optimizer, **vars(wanted.growth))
         self.control = NoControl(self.model)
+        self._follow_masks()
+
+    def _take_control(self) -> None:
+        """Let the schedule begin, once the model has its last size."""
+        if self._later is None or self.growth.is_pending:
+            return
+        self.control = self._later(self.model, self.optimizer, self.growth.done[-1])
+        self._follow_masks()
+
+    def _follow_masks(self) -> None:
         if isinstance(self.optimizer, SmallStateOptimizer):
             self.optimizer.follow_masks(self.model)
 
@@ -396,6 +411,8 @@ class Loop(TrainingRun):
     def _follow_events(self, events: Sequence[ScheduleEvent]) -> None:
         if events:
             self.processes.changed()
+        if events and self.growth.steps:
+            self.growth.look_at(self.model)
         for event in events:
             self._log("schedule", event=event.kind, sparsity=event.sparsity, **event.details)
             # Rewinding says whose learning rate comes next.

@@ -90,5 +90,23 @@ class TrainingRun:
 
     @property
     def gradients(self) -> list[torch.Tensor]:
-        """Of the parameters that have one."""
-        return [param.grad for param in self.parameters if param.grad is not None]
+        """Of the parameters that have one; of tables the touched rows."""
+        found = (self.gradient_of(param) for param in self.parameters)
+        return [numbers for numbers in found if numbers is not None]
+
+    def gradient_of(self, param: nn.Parameter) -> torch.Tensor | None:
+        """The numbers of a parameter's gradient, to be read or changed in place."""
+        return gradient_numbers(param)
+
+
+def gradient_numbers(param: nn.Parameter) -> torch.Tensor | None:
+    """The numbers of a gradient, to be read or changed in place; of a sparse one those of its rows.
+
+    Rows that occur several times are added up first, in the gradient itself: its norm is that of
+    the sum.
+    """
+    if param.grad is None or not param.grad.is_sparse:
+        return param.grad
+    if not param.grad.is_coalesced():
+        param.grad = param.grad.coalesce()
+    return param.grad.values()

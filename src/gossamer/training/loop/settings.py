@@ -8,8 +8,15 @@ from typing import Literal, get_args
 import torch
 
 from gossamer.errors import InputError
-from gossamer.nn import Mode
+from gossamer.nn.layers import Mode
 from gossamer.training.growth import GrowthStep
+
+__all__ = [
+    "Compaction",
+    "LearningRate",
+    "LoopSettings",
+    "Shape",
+]
 
 Precision = Literal["fp32", "bf16"]
 Shape = Literal["cosine", "linear", "constant", "wsd"]

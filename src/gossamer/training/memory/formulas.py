@@ -12,6 +12,17 @@ from typing import Literal, get_args
 
 from gossamer.errors import InputError
 
+__all__ = [
+    "KINDS",
+    "MASK_BYTES",
+    "VARIANTS",
+    "Kind",
+    "StateCost",
+    "dense_cost",
+    "moment_bytes",
+    "state_cost",
+]
+
 Kind = Literal["weights", "gradients", "masters", "moments", "positions", "dense copies", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Elements that share one exponent in 8-bit moments.
@@ -54,7 +65,6 @@ def state_cost(
     master_bytes: float = 0,
     moment_bytes: float = 8,
     *,
-    mask_bytes: float = MASK_BYTES,
     dense_bytes: float = 0,
     values_in_dense: bool = False,
 ) -> StateCost:
@@ -65,14 +75,13 @@ def state_cost(
         master_bytes: what is kept of a master beside the weight: 2 for its exact lower half, 1 for
             a 24-bit master, 4 for a copy in float32.
         moment_bytes: of all moments of one entry, see `moment_bytes`.
-        mask_bytes: of the position of one entry, kept or not.
         dense_bytes: of the dense copy of mode "resident".
         values_in_dense: whether the dense copy is the only one.
     """
     kept = _per_entry(weight_bytes, master_bytes, moment_bytes)
     if values_in_dense:
         kept["weights"] = 0
-    return StateCost(kept, {"positions": mask_bytes, "dense copies": dense_bytes})
+    return StateCost(kept, {"positions": MASK_BYTES, "dense copies": dense_bytes})
 
 
 def moment_bytes(count: int, *, eight_bit: bool = False) -> float:

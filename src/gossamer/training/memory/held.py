@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.nn.layers.parts import DenseHome
+from gossamer.nn.layers.parts import DenseHome, SparseLayer
 from gossamer.training.memory.formulas import (
     KINDS,
     VARIANTS,
@@ -29,7 +28,6 @@ from gossamer.training.memory.formulas import (
 from gossamer.training.optim import SmallStateOptimizer
 
 Accounting = Literal["storages", "samo"]
-SparseLayer = CompactWeight | MaskedWeight
 
 _MASTER_BYTES = {"split": 2, "split8": 1, "fp32": 4}
 _STATE_KINDS: dict[str, Kind] = {
@@ -171,11 +169,17 @@ def _held(
     for param in model.parameters():
         pruned = param in layers
         yield param, "weights", pruned
-        yield param.grad, "gradients", pruned
+        grad = param.grad
+        if grad is not None and grad.layout is torch.sparse_coo:
+            # Of a table: rows that were looked up, and their numbers.
+            yield grad._indices(), "gradients", pruned
+            grad = grad._values()
+        yield grad, "gradients", pruned
         for key, value in state.get(param, {}).items():
             yield value, _STATE_KINDS.get(key.removesuffix("_exponents"), "other"), pruned
+    sparse = {layer for _, layer in sparse_layers(model)}
     for module in model.modules():
-        pruned = isinstance(module, SparseLayer)
+        pruned = module in sparse
         for name, buffer in module._buffers.items():
             is_mask = pruned and name in ("mask_bits", "_mask")
             yield buffer, "positions" if is_mask else "other", pruned
@@ -225,12 +229,12 @@ def _predicted_cost(
         moments = size if group["momentum"] else 0
     else:
         return None
-    cost = dense_cost(size, master, moments)
-    if isinstance(layer, CompactWeight):
-        dense, is_home = size if layer.mode == "resident" else 0, DenseHome.of(param) is not None
+    cost, mode = dense_cost(size, master, moments), getattr(layer, "mode", None)
+    if mode is not None:  # a compact layer
+        dense, is_home = size if mode == "resident" else 0, DenseHome.of(param) is not None
         cost = state_cost(size, master, moments, dense_bytes=dense, values_in_dense=is_home)
     kept, always = dict(cost.per_kept), dict(cost.per_weight)
-    if isinstance(layer, MaskedWeight):
+    if layer is not None and mode is None:
         always["positions"] = 1 + 1 / 8
     if param.grad is None:
         kept["gradients"] = always["gradients"] = 0

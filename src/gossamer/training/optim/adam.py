@@ -13,7 +13,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.layers.parts import DenseHome
-from gossamer.ops.training import adamw_step, runs_native
+from gossamer.ops.addresses import runs_native
+from gossamer.ops.training.optimizer_passes import adamw_step
 from gossamer.training.optim.base import Master, Moments, ParamGroup, SmallStateOptimizer
 from gossamer.training.optim.codes import StoredMoment
 from gossamer.training.optim.dither import native_dither

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn import MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.layers import MaskedWeight
 from gossamer.nn.layers.parts import DenseHome
 from gossamer.nn.surgery.optimizer_state import Convert
 from gossamer.training.optim import halves

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from gossamer.ops.training import NativeMoment
+from gossamer.ops.training.optimizer_passes import NativeMoment
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 # What an optimizer holds of one parameter.

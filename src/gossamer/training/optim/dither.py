@@ -12,7 +12,7 @@ import functools
 
 import torch
 
-from gossamer.ops.training import Dither
+from gossamer.ops.training.optimizer_passes import Dither
 
 # The plastic number's inverse and its square: the two-dimensional golden ratio.
 _PER_ELEMENT = 0.7548776662466927
@@ -43,5 +43,4 @@ def _shift(begin: int, step: int) -> float:
 def _pattern(periods: int, device: torch.device) -> torch.Tensor:
     """Offsets of the first elements at step 0, in units that float32 adds without rounding."""
     index = torch.arange(periods * _PERIOD, dtype=torch.float64, device=device)
-    units = index.mul_(_PER_ELEMENT).frac_().mul_(_UNITS).floor_()
-    return units.div_(_UNITS).to(torch.float32)
+    return index.mul_(_PER_ELEMENT).frac_().mul_(_UNITS).floor_().div_(_UNITS).to(torch.float32)

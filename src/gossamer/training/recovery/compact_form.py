@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from gossamer.nn import CompactWeight, MaskedWeight
-from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.compaction import compact
 from gossamer.training.modes import ModeChoice, choose_modes
@@ -23,15 +22,10 @@ def compact_form(model: nn.Module, tokens: int) -> Iterator[list[ModeChoice]]:
     Afterwards the same masked layers, with the same Parameters, hold what the compact ones learned.
     Layers that were compact before stay compact, in the chosen mode.
     """
-    masked = {
-        name: module
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, MaskedWeight) and not isinstance(module, MaskedOutProj)
-    }
+    masked = {name: layer for name, layer in sparse_layers(model, "masked") if layer.is_called}
     left = compact(model).left_masked if masked else {}
-    pairs = [
-        (layer, model.get_submodule(name)) for name, layer in masked.items() if name not in left
-    ]
+    now = dict(sparse_layers(model, "compact"))
+    pairs = [(layer, now[name]) for name, layer in masked.items() if name not in left]
     for layer, _ in pairs:
         weight = layer.weight_parameter()
         weight.data = weight.data.new_empty(0)
@@ -40,8 +34,7 @@ def compact_form(model: nn.Module, tokens: int) -> Iterator[list[ModeChoice]]:
     finally:
         # Tied layers share one weight, which is written once or twice alike.
         for layer, compacted in pairs:
-            if isinstance(compacted, CompactWeight):
-                weight = layer.weight_parameter()
-                weight.data = compacted.dense_weight().detach()
-                weight.grad = None
-                replace_module(model, compacted, layer)
+            weight = layer.weight_parameter()
+            weight.data = compacted.dense_weight().detach()
+            weight.grad = None
+            replace_module(model, compacted, layer)

@@ -18,9 +18,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
-from gossamer.nn import CompactWeight, MaskedWeight
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.nn.rounding import (
     best_scale,
     rounded_activations,
@@ -60,7 +59,7 @@ class FakeInt8(nn.Module):
         self.layer = layer
         self.bits = bits
         self.training = layer.training
-        self._num_dims = 1 if layer.kind == "linear" else 3
+        self._num_dims = len(layer.weight_shape) - 1  # of an input without its batch
         # The logarithm: a step of the optimizer is then a fraction of the scale, which stays > 0.
         log_scale = None if scale is None else torch.tensor(math.log(scale))
         if learned and log_scale is not None:
@@ -94,7 +93,7 @@ class FakeInt8(nn.Module):
 
 @dataclass(frozen=True)
 class QuantisedLayers:
-    """What `attach_fake_int8` put in, by the name of the layer."""
+    """What `fake_int8` put in, by the name of the layer."""
 
     layers: dict[str, FakeInt8]
 
@@ -109,14 +108,17 @@ def engine_bits() -> int:
     return pack_int8(SparseMatrix.from_dense(torch.ones(1, 1))).activation_bits
 
 
-def attach_fake_int8(
+@contextmanager
+def fake_int8(
     model: nn.Module,
     scales: Scales = "token",
     *,
     bits: int | None = None,
     calibrate: Calls = (),
-) -> QuantisedLayers:
-    """Let every masked and compact layer of `model` compute in fake int8, in place.
+) -> Iterator[QuantisedLayers]:
+    """Let every masked and compact layer of `model` compute in fake int8 inside of a block.
+
+    Afterwards the layers themselves are back; their weights are as trained, not rounded.
 
     Args:
         model: its pruned layers are wrapped; Parameters stay the same objects.
@@ -131,10 +133,9 @@ def attach_fake_int8(
     bits = bits or engine_bits()
     for name, module in model.named_modules():
         if isinstance(module, FakeInt8):
-            raise InputError(f"fake int8: {name} is quantised already. Detach it first.")
-    # Layers whose forward is called; nn.MultiheadAttention reads the weight of its own.
+            raise InputError(f"fake int8: {name} is quantised already. Leave that block first.")
     pruned = sparse_layers(model, "masked", "compact")
-    found = {name: layer for name, layer in pruned if not isinstance(layer, MaskedOutProj)}
+    found = {name: layer for name, layer in pruned if layer.is_called}
     if not found:
         raise InputError(
             "fake int8: the model has no pruned layer. Prune it first:"
@@ -146,31 +147,13 @@ def attach_fake_int8(
         name: FakeInt8(layer, bits, chosen.get(name), learned=scales == "learned")
         for name, layer in found.items()
     }
-    for name, layer in found.items():
-        replace_module(model, layer, wrapped[name])
-    return QuantisedLayers(wrapped)
-
-
-def detach_fake_int8(model: nn.Module, quantised: QuantisedLayers) -> None:
-    """Put the layers themselves back; their weights are as trained, not rounded."""
-    for wrapper in quantised.layers.values():
-        replace_module(model, wrapper, wrapper.layer)
-
-
-@contextmanager
-def fake_int8(
-    model: nn.Module,
-    scales: Scales = "token",
-    *,
-    bits: int | None = None,
-    calibrate: Calls = (),
-) -> Iterator[QuantisedLayers]:
-    """`attach_fake_int8` inside, the layers themselves afterwards."""
-    quantised = attach_fake_int8(model, scales, bits=bits, calibrate=calibrate)
     try:
-        yield quantised
+        for name, layer in found.items():
+            replace_module(model, layer, wrapped[name])
+        yield QuantisedLayers(wrapped)
     finally:
-        detach_fake_int8(model, quantised)
+        for wrapper in wrapped.values():
+            replace_module(model, wrapper, wrapper.layer)
 
 
 def _magnitudes(

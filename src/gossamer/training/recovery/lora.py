@@ -15,9 +15,8 @@ from torch.nn.functional import linear
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn import Linear, MaskedLinear
-from gossamer.nn.layers import MaskedOutProj
 from gossamer.nn.surgery import replace_module
-from gossamer.ops.training import gather
+from gossamer.ops.training.expansion import gather
 
 Base = nn.Linear | Linear
 _DEFAULT_LEFT_OUT = ("head", "lm_head", "classifier")
@@ -94,7 +93,7 @@ def add_adapters(
     found = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Linear) and not isinstance(module, MaskedOutProj)
+        if isinstance(module, nn.Linear | Linear) and getattr(module, "is_called", True)
     }
     chosen = {name: module for name, module in found.items() if _is_chosen(name, targets)}
     if not chosen:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gossamer.errors import InputError, ResourceError
-from gossamer.io.artifact import check_replaceable
+from gossamer.io.artifact.destination import check_replaceable
 from gossamer.io.safe_files.directories import SPARE_FACTOR, exclusive_lock
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.ops.training import fill, gather_kept
+from gossamer.ops.training.expansion import fill, gather_kept
 
 if TYPE_CHECKING:
     from typing_extensions import Self

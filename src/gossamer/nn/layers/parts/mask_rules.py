@@ -5,7 +5,8 @@ import torch
 
 from gossamer.errors import FormatError, InputError, PatternError
 from gossamer.formats.bits import check_bits, unpack_bits
-from gossamer.patterns import Pattern, check_mask
+from gossamer.patterns import Pattern
+from gossamer.patterns.selection import check_mask
 
 
 def check_layer_mask(

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import nn
 
-from gossamer.formats import SparseMatrix, matrix_shape
+from gossamer.formats import SparseMatrix
+from gossamer.formats.matrix import matrix_shape
 from gossamer.patterns import Pattern
 
-Form = Literal["masked", "compact", "packed"]
+Form = Literal["masked", "compact", "trained", "packed"]
 DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
 
 
@@ -36,13 +37,15 @@ class SparseLayer(nn.Module, ABC):
     """A layer whose weight keeps some of its entries.
 
     Attributes:
-        kind: its row in the table of layer kinds (`nn/layer_kinds/`): "linear", "conv".
+        kind: its row in the table of layer kinds (`nn/layer_kinds.py`): "linear", "conv".
         form: "masked" while the mask moves, "compact" once it is fixed, "packed" for inference.
+        is_called: False for a layer whose weight its parent reads, without calling it.
         pattern: the rule the mask obeys.
     """
 
     kind: ClassVar[str]
     form: ClassVar[Form]
+    is_called: ClassVar[bool] = True
     pattern: Pattern
 
     @property

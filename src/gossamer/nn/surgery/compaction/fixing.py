@@ -21,7 +21,7 @@ from gossamer.nn.surgery import (
     unchanged_on_error,
 )
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state, swap_parameter
-from gossamer.ops.training import gather
+from gossamer.ops.training.expansion import gather
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"
 

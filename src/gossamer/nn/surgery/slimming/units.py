@@ -16,13 +16,7 @@ from torch import nn
 from gossamer.errors import TargetError
 from gossamer.nn.families import BlockParts, block_of
 from gossamer.nn.surgery import inherit_hooks
-from gossamer.nn.surgery.slimming.matrix_layer import (
-    BiasOnly,
-    is_matrix_layer,
-    matrix_of,
-    take_columns,
-    take_rows,
-)
+from gossamer.nn.surgery.matrix_layers import BiasOnly, is_matrix_layer, matrix_of, set_matrix
 
 Kind = Literal["heads", "filters"]
 
@@ -169,8 +163,7 @@ def _heads(name: str, block: nn.Module, family: BlockParts) -> UnitGroup:
     count = width = 0
     if not gone:
         head_dim = int(attrgetter(family.head_dim)(block))
-        key = _matrix_shape(name, block, family.key)[0] // family.segments
-        count = key // head_dim
+        count = _matrix_shape(name, block, family.key)[0] // family.segments // head_dim
         width = _matrix_shape(name, block, family.output)[1] // count if count else head_dim
     return UnitGroup(
         name, block, family, "heads", count, width, family.output,
@@ -196,3 +189,19 @@ def _matrix_shape(name: str, block: nn.Module, part: str) -> torch.Size:
 def _put(block: nn.Module, dotted: str, value: nn.Module | int) -> None:
     path, _, name = dotted.rpartition(".")
     setattr(block.get_submodule(path), name, value)
+
+
+def take_rows(layer: nn.Module, rows: torch.Tensor) -> None:
+    """Keep these output rows, and their biases, only."""
+    matrix = matrix_of(layer)
+    set_matrix(layer, matrix[rows.to(matrix.device)])
+    bias = layer._parameters.get("bias")
+    if bias is not None:
+        kept = bias.detach()[rows.to(bias.device)].clone()
+        layer.bias = nn.Parameter(kept, bias.requires_grad)
+
+
+def take_columns(layer: nn.Module, columns: torch.Tensor) -> None:
+    """Keep these input columns only; the bias stays whole."""
+    matrix = matrix_of(layer)
+    set_matrix(layer, matrix[:, columns.to(matrix.device)])

@@ -9,7 +9,14 @@ def prepare(path, kind, precision, threads, calibration):
     core = openvino.Core()
     model = core.read_model(path)
     if precision == "int8":
-        model = _quantised(model, kind, calibration)
+        import nncf  # only where int8 is asked for: it is slow to load
+
+        model = nncf.quantize(
+            model,
+            nncf.Dataset(calibration),
+            model_type=nncf.ModelType.TRANSFORMER if kind == "encoder" else None,
+            subset_size=len(calibration),
+        )
     compiled = core.compile_model(
         model,
         "CPU",
@@ -21,17 +28,6 @@ def prepare(path, kind, precision, threads, calibration):
     )
     request = compiled.create_infer_request()
     return lambda inputs: request.infer(inputs)[compiled.output(0)]
-
-
-def _quantised(model, kind, calibration):
-    import nncf  # only where int8 is asked for: it is slow to load
-
-    return nncf.quantize(
-        model,
-        nncf.Dataset(calibration),
-        model_type=nncf.ModelType.TRANSFORMER if kind == "encoder" else None,
-        subset_size=len(calibration),
-    )
 
 
 serve("openvino", prepare)

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every contender is timed in its turn, here and in the processes of other engines."""
+"""How every contender is timed in its turn, here and in the processes of other engines.
+
+The only one of these scripts that is also used on this side; it imports nothing of the package.
+"""
 
 import time
 from collections.abc import Callable
+
+__all__ = [
+    "turn",
+]
 
 # The first call of a turn refills the caches that the contender before has emptied.
 _MIN_CALLS, _MAX_CALLS = 2, 20

@@ -96,8 +96,7 @@ class StageMessages:
         is_forward = work.direction == "forward"
         ops = (stage.get_fwd_send_ops if is_forward else stage.get_bwd_send_ops)(work.microbatch)
         for op in ops:
-            sending = dist.isend(op.tensor, op.peer, stage.group, _tag(work))
-            self._sent.append((sending, op.tensor))
+            self._sent.append((dist.isend(op.tensor, op.peer, stage.group, _tag(work)), op.tensor))
 
     def next(self, *, wait: bool) -> Work | None:
         """The next arrival; None if there is none and `wait` is False."""

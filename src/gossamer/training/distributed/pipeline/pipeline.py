@@ -103,8 +103,7 @@ class LayerPipeline:
 
     def timeline(self) -> list[WorkSpan]:
         """What all stages did in the last step, on every rank; hosts should agree on the time."""
-        found = gather_json(self.spans, self.group)
-        return [WorkSpan(*span) for spans in found for span in spans]
+        return [WorkSpan(*span) for spans in gather_json(self.spans, self.group) for span in spans]
 
     @property
     def sent_bytes(self) -> int:

@@ -17,6 +17,14 @@ from gossamer.errors import InputError
 from gossamer.training.distributed.pipeline.message_driven import DEFAULT_SLACK
 from gossamer.training.distributed.pipeline.message_schedule import ScheduleMessageDriven
 
+__all__ = [
+    "PipelineSettings",
+    "check_microbatches",
+    "make_schedule",
+    "rank_of_stage",
+    "stages_per_rank",
+]
+
 
 class PipelineOrder(NamedTuple):
     """One way to run a pipeline.

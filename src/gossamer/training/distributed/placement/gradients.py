@@ -8,7 +8,7 @@ not.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 import torch
@@ -36,13 +36,37 @@ class _SameBuckets(DistributedDataParallel):
 
 
 def replicated(
-    model: nn.Module, group: dist.ProcessGroup | None, wire: Wire
-) -> DistributedDataParallel:
+    model: nn.Module,
+    group: dist.ProcessGroup | None,
+    wire: Wire,
+    apart: Collection[nn.Parameter] = (),
+) -> nn.Module:
     """`model` in DDP; every step adds gradients in the same order.
 
     Buffers do not travel: masks would cost a third of the values' bytes at every step.
+
+    Args:
+        model: on every rank the same.
+        group: the replicas.
+        wire: how gradients travel.
+        apart: parameters that somebody else adds up; if there are no others, no DDP is needed.
     """
-    wrapped = _SameBuckets(model, process_group=group, forward_sync_buffers=False, init_sync=False)
+    held = {id(param) for param in apart}
+    if held and all(id(p) in held for p in model.parameters() if p.requires_grad):
+        return model
+    # The name of a parameter in each module that has it: a shared one has several.
+    model._ddp_params_and_buffers_to_ignore = [  # type: ignore[assignment]
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, param in module.named_parameters(recurse=False)
+        if id(param) in held
+    ]
+    try:
+        wrapped = _SameBuckets(
+            model, process_group=group, forward_sync_buffers=False, init_sync=False
+        )
+    finally:
+        del model._ddp_params_and_buffers_to_ignore
     # What DDP does for a rank that has no more batches: all gradients count as seen, in order.
     wrapped.reducer._push_all_rebuilt_params()
     wrapped.reducer._rebuild_buckets()

@@ -15,7 +15,8 @@ already. It must call the model once, and its loss must be a mean over samples.
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from torch.utils._pytree import tree_leaves
 
 from gossamer.data import generator_of
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings
-from gossamer.training.distributed.pipeline.microbatches import pieces
+from gossamer.nn.batch import Answered
+from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings, pieces
 from gossamer.training.distributed.placement.gradients import Wire, average, replicated
 from gossamer.training.distributed.placement.placement import RankPlacement, check_model, lay_out
 from gossamer.training.distributed.placement.whole_model import (
@@ -38,9 +39,21 @@ from gossamer.training.distributed.placement.whole_model import (
 )
 from gossamer.training.distributed.processes import RankSession, check_masks
 from gossamer.training.distributed.processes.messages import broadcast_json
-from gossamer.training.loop import Objective, Processes
-from gossamer.training.loop.processes import Agreement, LossAndNumbers, States, loss_of
-from gossamer.training.loop.recompute import recomputing
+from gossamer.training.distributed.tables import (
+    Sharding,
+    TableExchange,
+    TableSettings,
+    sparse_tables,
+)
+from gossamer.training.loop import Objective
+from gossamer.training.loop.processes import (
+    Agreement,
+    LossAndNumbers,
+    Processes,
+    States,
+    loss_of,
+    recomputing,
+)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -51,12 +64,16 @@ class MeshSettings:
 
     Attributes:
         wire: how gradients travel between replicas: as they are, or rounded to bf16.
+        tables: how touched rows of tables travel between replicas.
+        shard_tables: whether replicas share the rows of tables instead, once masks are final.
         microbatches: of a batch in a pipeline.
         schedule: of the pipeline.
         seed: of what differs between ranks, such as dropout.
     """
 
     wire: Wire = "full"
+    tables: TableSettings = field(default_factory=TableSettings)
+    shard_tables: Sharding = "none"
     microbatches: int = 1
     schedule: str = "1f1b"
     seed: int = 0
@@ -76,6 +93,8 @@ class ProcessMesh(Processes):
         self.placement: RankPlacement | None = None
         self._fixed: FixedFigures | None = None
         self._model: nn.Module | None = None
+        self._exchange: TableExchange | None = None
+        self._talk: dist.ProcessGroup | None = None
         self._copies: dict[nn.Parameter, int] = {}
         self._part, self._num_parts = 0, 1
         self._stop = 0
@@ -100,10 +119,14 @@ class ProcessMesh(Processes):
                 self._part, self._num_parts = session.rank, sizes.num_ranks
             # Otherwise ranks of one pipeline, or of shared heads, compute the same: the mean stays.
             self._copies = dict.fromkeys(run.parameters, sizes.num_ranks)
-            self._model = replicated(run.model, dist.group.WORLD, settings.wire)
+            self._model = self._replicated(run.model, dist.group.WORLD)
             return
         self._fixed = FixedFigures.of(run.model, run.control.sparsity())
-        placement = lay_out(session, run, self._pipeline if sizes.pipeline > 1 else None)
+        if settings.shard_tables != "none" and self._talk is None:
+            # A group of their own: gradients of other layers travel at the same time.
+            self._talk = dist.new_group(timeout=timedelta(seconds=session.watch.limit))
+        pipeline = self._pipeline if sizes.pipeline > 1 else None
+        placement = lay_out(session, run, pipeline, settings.shard_tables, self._talk)
         self.placement = placement
         self._copies = {shard.trained: shard.copies for shard in placement.shards}
         for module in placement.modules:
@@ -112,9 +135,18 @@ class ProcessMesh(Processes):
             self._model = PipelinedModel(placement.pipeline)
             self._model.train(run.settings.in_train_mode)
         elif sizes.shard == 1 and sizes.data > 1:
-            self._model = replicated(placement.modules[0], session.group("data"), settings.wire)
+            self._model = self._replicated(placement.modules[0], session.group("data"))
         else:
             self._model = placement.modules[0]
+
+    def _replicated(self, model: nn.Module, group: dist.ProcessGroup | None) -> nn.Module:
+        """`model` in DDP; tables leave it to packets of touched rows."""
+        tables = sparse_tables(model)
+        if tables:
+            self._exchange = TableExchange(tables, self.settings.tables, group)
+        sharded = [] if self.placement is None else self.placement.shards
+        apart = [*tables.values(), *(shard.used for shard in sharded if shard.over_data)]
+        return replicated(model, group, self.settings.wire, apart=apart)
 
     def _pipeline(self, model: nn.Module) -> LayerPipeline:
         """The stages of `model`, cut by what one microbatch costs."""
@@ -123,7 +155,7 @@ class ProcessMesh(Processes):
         args, keywords = inputs_of(run.objective, cut_batch(share, 0, count))
         return LayerPipeline(
             model,
-            lambda output, batch: loss_of(run.objective, _Returns(output), batch, bf16=False)[0],
+            lambda output, batch: loss_of(run.objective, Answered(output), batch, bf16=False)[0],
             args,
             PipelineSettings(num_microbatches=count, schedule=self.settings.schedule),
             keywords=keywords,
@@ -132,7 +164,7 @@ class ProcessMesh(Processes):
 
     def dissolve(self) -> None:
         """Make the model whole on the leading rank, as if it had trained alone."""
-        self._model = None
+        self._model = self._exchange = None
         self._stack.close()
         if self.placement is None:
             return
@@ -154,6 +186,8 @@ class ProcessMesh(Processes):
                 waits = isinstance(model, DistributedDataParallel) and not is_last
                 with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
                     result = self._backward_once(model, share)
+        if is_last and self._exchange is not None:
+            self._exchange.reduce(self.run.taken)
         if is_last and placement is not None:
             sizes = self.session.sizes
             placement.collect_gradients()
@@ -185,8 +219,9 @@ class ProcessMesh(Processes):
         self.session.watch.step = self.run.step
         names, world, square = sorted(numbers), self.session.sizes.num_ranks, 0.0
         for param in self.run.parameters:
-            if param.grad is not None and param.grad.numel():
-                norm = float(torch.linalg.vector_norm(param.grad, dtype=torch.float64))
+            grad = self.run.gradient_of(param)
+            if grad is not None and grad.numel():
+                norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))
                 # What several ranks have counts in parts.
                 square += norm**2 / self._copies[param]
         mine = [
@@ -249,10 +284,19 @@ class ProcessMesh(Processes):
         dist.barrier(self.session.patient)
 
     def traffic(self) -> dict[str, int]:
-        """Bytes that this rank sends in a step, by purpose, once the model is laid out."""
+        """Bytes that this rank sends in a step, by purpose, once the model is laid out.
+
+        Rows of tables are those of the first step: another number in each would fill the log.
+        """
         if self.placement is None:
             return {}
-        return self.placement.step_traffic(self.session.sizes, self.settings.wire)
+        exchange = self._exchange
+        apart = frozenset(() if exchange is None else exchange.tables)
+        apart |= {shard.used for shard in self.placement.shards if shard.over_data}
+        found = self.placement.step_traffic(self.session.sizes, self.settings.wire, apart)
+        if exchange is not None and exchange.first is not None:
+            found["tables"] = exchange.first.sent_bytes
+        return found
 
 
 def num_samples(batch: Any) -> int:
@@ -295,15 +339,6 @@ class _Called(Exception):
 class _NotesArguments(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise _Called(args, kwargs)
-
-
-class _Returns(nn.Module):
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self._output = output
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._output
 
 
 def inputs_of(objective: Objective, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -22,8 +23,7 @@ from torch.distributed.tensor import DTensor
 from gossamer.errors import InputError
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
-from gossamer.training.distributed.pipeline import LayerPipeline
-from gossamer.training.distributed.pipeline.chain import find_links
+from gossamer.training.distributed.pipeline import LayerPipeline, find_links
 from gossamer.training.distributed.pipeline.schedules import check_microbatches, stages_per_rank
 from gossamer.training.distributed.placement.gradients import Wire
 from gossamer.training.distributed.placement.tensor_parallel import (
@@ -32,6 +32,7 @@ from gossamer.training.distributed.placement.tensor_parallel import (
     share_units,
 )
 from gossamer.training.distributed.processes import RankSession
+from gossamer.training.distributed.tables import Sharding, shard_tables, sparse_tables
 from gossamer.training.loop import TrainingRun
 from gossamer.training.optim import LAMB, LARS
 
@@ -49,6 +50,7 @@ class ParameterShard:
         positions: entries of the flat whole that `used` holds, in its order; None for all of them.
         share: entries of the flat `used` that `trained` holds; None for all of them.
         copies: ranks that hold the same entries.
+        over_data: whether data ranks hold different entries: rows of a table.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ParameterShard:
     positions: Positions | None = None
     share: slice | None = None
     copies: int = 1
+    over_data: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -74,6 +77,10 @@ class ParameterShard:
         """The part of a tensor of the whole parameter's shape, such as a moment."""
         if self.is_whole:
             return whole
+        if self.over_data and whole.shape != self.shape and self.share is not None:
+            # One number per row.
+            width = self.shape[1]
+            return whole[self.share.start // width : self.share.stop // width].clone()
         return whole.flatten()[self.index()].reshape(self.trained.shape).clone()
 
 
@@ -117,15 +124,18 @@ class RankPlacement:
     order: list[list[str]]
     shapes: dict[str, torch.Size]
 
-    def step_traffic(self, sizes: MeshSizes, wire: Wire) -> dict[str, int]:
+    def step_traffic(
+        self, sizes: MeshSizes, wire: Wire, apart: frozenset[nn.Parameter] = frozenset()
+    ) -> dict[str, int]:
         """Bytes that a rank sends in a step with one batch, by purpose, as rings send them.
 
         Legend: N numbers of this rank, D data ranks, S shard ranks. An all-reduce sends 2 (D-1)/D
         N, a gather or a reduce-scatter (S-1)/S N. (gloo reduce-scatters by an all-reduce, twice as
-        much.)
+        much.) Parameters in `apart` go other ways.
         """
-        full = sum(shard.trained.nbytes for shard in self.shards)
-        halves = sum(shard.trained.numel() * 2 for shard in self.shards)
+        held = [shard.trained for shard in self.shards if shard.used not in apart]
+        full = sum(param.nbytes for param in held)
+        halves = sum(param.numel() * 2 for param in held)
         sent = halves if wire == "bf16" and sizes.shard == 1 else full
         gathered = (sizes.shard - 1) * full
         found = {
@@ -179,6 +189,12 @@ def check_model(
         )
     for param in held:
         check_state(optimizer, param, names[param])
+    tables = sparse_tables(model)
+    if sizes.shard * sizes.tensor * sizes.pipeline > 1 and tables:
+        raise InputError(
+            f"mesh: {next(iter(tables))} has gradients of touched rows, which shard, tensor and"
+            " pipeline cannot cut. Use data only, or sparse=False in the layer."
+        )
     if sizes.tensor > 1:
         check_units(model, sizes.tensor)
     if sizes.pipeline == 1:
@@ -196,6 +212,8 @@ def lay_out(
     session: RankSession,
     run: TrainingRun,
     make_pipeline: Callable[[nn.Module], LayerPipeline] | None,
+    tables: Sharding = "none",
+    talk: dist.ProcessGroup | None = None,
 ) -> RankPlacement:
     """Cut the model of `run` for this rank; model and optimizer are changed in place.
 
@@ -204,6 +222,8 @@ def lay_out(
         run: its model is whole, on every rank the same, and passed `check_model`. Its
             schedule follows what this rank trains of which parameter, while masks are still there.
         make_pipeline: cuts a model into stages; None without a pipeline.
+        tables: how rows of tables are shared by data ranks.
+        talk: those ranks, for tables alone.
     """
     sizes, model, optimizer = session.sizes, run.model, run.optimizer
     names = {param: name for name, param in model.named_parameters()}
@@ -211,6 +231,7 @@ def lay_out(
     shapes = {name: param.shape for param, name in names.items()}
     local = structure_copy(model)
     cuts = share_units(local, session.group("tensor")) if sizes.tensor > 1 else {}
+    rows = shard_tables(local, tables, talk)
     pipeline, holders, modules = None, {}, [local]
     if make_pipeline is not None:
         pipeline = make_pipeline(local)
@@ -221,12 +242,17 @@ def lay_out(
     used = {}
     for param in (param for module in modules for param in module.parameters()):
         whole, positions = cuts.get(param, (param, None))
+        share = None
+        if param in rows:
+            whole, share = rows[param]
         name = names[whole]
         copies = sizes.num_parts * len(holders.get(name, [0]))
         if positions is None:
             copies *= sizes.tensor
+        if share is not None:
+            copies //= sizes.data
         used[param] = ParameterShard(
-            name, whole, whole.shape, param, param, positions, copies=copies
+            name, whole, whole.shape, param, param, positions, share, copies, share is not None
         )
     places = {name: index for index, name in enumerate(shapes)}
     shards = sorted(used.values(), key=lambda shard: places[shard.name])

@@ -19,8 +19,11 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.formats.bits import pack_bits, unpack_bits
+from gossamer.formats.matrix import matrix_shape
 from gossamer.nn import Linear
 from gossamer.nn.families import BlockParts, block_of
+from gossamer.nn.layer_kinds import kind_name
+from gossamer.nn.layer_weights import shape_of
 from gossamer.nn.surgery import replace_module
 
 Positions = Callable[[], torch.Tensor]
@@ -161,10 +164,8 @@ def _plan(
 
 
 def _shape(layer: nn.Module, where: str) -> tuple[int, int]:
-    if isinstance(layer, Linear):
-        return layer.matrix_shape
-    if isinstance(layer, nn.Linear):
-        return layer.out_features, layer.in_features
+    if kind_name(layer) == "linear":
+        return matrix_shape(shape_of(layer))
     raise InputError(
         f"mesh.tensor: {where} is a {type(layer).__name__}; ranks share Linear layers, dense or"
         " compact. Use data, shard or pipeline."

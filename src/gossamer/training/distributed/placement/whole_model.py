@@ -58,8 +58,14 @@ class WholeModel:
             _put(self.parameters, name, shard["value"], index, shape)
             for key, tensor in shard["state"].items():
                 state = self.states.setdefault(name, {})
-                if tensor.ndim and tensor.shape == shard["value"].shape:
+                value = shard["value"]
+                if tensor.ndim and tensor.shape == value.shape:
                     _put(state, key, tensor, index, shape)
+                elif shard["over_data"] and tensor.ndim and len(tensor) == len(value):
+                    # One number per row of a table.
+                    rows = slice(index.start // shape[1], index.stop // shape[1])
+                    whole = state.setdefault(key, tensor.new_empty(shape[0], *tensor.shape[1:]))
+                    whole[rows] = tensor
                 else:
                     state[key] = tensor
             if shard["control"]:
@@ -82,8 +88,7 @@ class WholeModel:
             settings = {key: value for key, value in group.items() if key != "params"}
             groups.append({**settings, "params": list(islice(numbers, len(held)))})
         control = {parameters[name]: entries for name, entries in self.entries.items()}
-        optimizer = {"state": state, "param_groups": groups}
-        return model, optimizer, run.control.whole_state(control)
+        return model, {"state": state, "param_groups": groups}, run.control.whole_state(control)
 
     def restore(self, run: TrainingRun, placement: RankPlacement) -> None:
         """Put the numbers back into the model and the optimizer of the leading rank."""
@@ -105,7 +110,11 @@ class WholeModel:
 def gather(session: RankSession, placement: RankPlacement, run: TrainingRun) -> WholeModel | None:
     """Everything on rank 0, None elsewhere; all ranks call it together."""
     sizes = session.sizes
-    if session.place.data:
+    # Rows of tables may be on all data ranks; all else is on the first of them.
+    ranks = sizes.num_ranks // sizes.data
+    if any(shard.over_data for shard in placement.shards):
+        ranks = sizes.num_ranks
+    if session.rank >= ranks:
         return None
     mine = _mine(session, placement, run)
     if not session.is_lead:
@@ -113,7 +122,7 @@ def gather(session: RankSession, placement: RankPlacement, run: TrainingRun) -> 
         return None
     result = WholeModel()
     result.add(mine, placement.shapes)
-    for rank in range(1, sizes.num_ranks // sizes.data):
+    for rank in range(1, ranks):
         result.add(receive_tree(rank, session.patient), placement.shapes)
     return result
 
@@ -122,12 +131,15 @@ def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> d
     """What this rank gives: of entries that several hold, the first rank's."""
     place, shards = session.place, {}
     for shard in placement.shards:
+        if place.data and not shard.over_data:
+            continue
         if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
             continue
         if placement.holders.get(shard.name, [place.pipeline])[0] != place.pipeline:
             continue
         index, trained = shard.index(), shard.trained
         shards[shard.name] = {
+            "over_data": shard.over_data,
             "index": (index.start, index.stop) if isinstance(index, slice) else index,
             "value": _plain(trained),
             "state": {
@@ -138,7 +150,7 @@ def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> d
             "control": {k: _plain(t) for k, t in run.control.part_of(trained).items()},
         }
     buffers = {}
-    if place.shard == place.tensor == 0:
+    if place.data == place.shard == place.tensor == 0:
         mine = {id(b) for module in placement.modules for b in module.buffers()}
         # Masks are final, and the leading rank has all of them.
         buffers = {
@@ -191,7 +203,9 @@ def whole_state_bytes(
         # A number that belongs to the whole parameter, such as a count of steps, is here in part.
         part = trained.numel() / max(1, shard.shape.numel())
         for tensor in (trained, trained.grad, *optimizer.state.get(trained, {}).values()):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.is_sparse:
+                mine += (tensor._indices().nbytes + tensor._values().nbytes) / shard.copies
+            elif isinstance(tensor, torch.Tensor):
                 follows = tensor.numel() == trained.numel()
                 mine += tensor.nbytes * (1 if follows else part) / shard.copies
     total = torch.tensor([mine], dtype=torch.float64)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a run: how they meet, agree, and end together.
 
-`joined` brings all ranks of a mesh together and gives a `RankSession`. `check_alike` and
-`check_masks` compare what must be equal, `messages` carries JSON and tensors without pickle.
+`joined` brings all ranks of a mesh together and gives a `RankSession`, with the patience that
+`Timeouts` say; `world_of_environment` is how many torchrun started, `restarts` how often.
+`check_alike` and `check_masks` compare what must be equal, `shared_checkpoint` gives all ranks what
+one has read. `messages` carries JSON and tensors without pickle.
 """
 
-from gossamer.training.distributed.processes.messages import (
+from gossamer.training.distributed.processes.agreement import (
     check_alike,
     check_masks,
     shared_checkpoint,

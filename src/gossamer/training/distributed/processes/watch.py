@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from gossamer.errors import DistributedError, GossamerError
-from gossamer.training.loop import TrainingStopped
+from gossamer.training.loop.endings import TrainingStopped
 
 _CAUSE = "cause"
 _LOST_PEER = ("gloo", "connection", "timed out", "timeout", "broken pipe", "socket", "nccl", "recv")

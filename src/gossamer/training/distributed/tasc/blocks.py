@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.ops.training import absorb
+from gossamer.ops.training.optimizer_passes import absorb
 
 # Kept values have no rows; runs of this many travel together. Below some 100 the scores of the
 # blocks, which travel too, would be felt beside a density of a few percent.

@@ -62,8 +62,7 @@ class CurvatureProbe:
             again = probe + 1 < num_probes
             products = torch.autograd.grad(gradients, params, signs, retain_graph=again)
             for (_, cut, span), sign, product in zip(blocks, signs, products, strict=True):
-                diagonal_RN = cut.in_blocks((sign * product).reshape(-1))
-                total_R[span] += diagonal_RN.sum(1).double().cpu()
+                total_R[span] += cut.in_blocks((sign * product).reshape(-1)).sum(1).double().cpu()
         total_R /= num_probes * dist.get_world_size(self._group)
         dist.all_reduce(total_R, group=self._group)
         if self._traces_R is None:

@@ -121,8 +121,7 @@ class DirectSteps:
             self._parts = {part.entry.param: part for part in parts}
             self._filled = set()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        gradient = param.grad.contiguous().view(-1)
-        self._parts[param].fill(gradient, adds=param in self._filled)
+        self._parts[param].fill(param.grad.contiguous().view(-1), adds=param in self._filled)
         self._filled.add(param)
         param.grad = None
 

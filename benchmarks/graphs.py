@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps of graph neural networks: gossamer against PyG and DGL, interleaved.
+
+    python benchmarks/graphs.py [--graphs cora,photo,facebook,gowalla,arxiv]
+                                [--models gcn,sage,gin,gat]
+                                [--hidden 16,64,128,256] [--threads 1] [--rounds 5] [--json]
+
+A step is forward and backward of two layers, without the optimizer. PyG runs with `edge_index`
+(gather and scatter) and with a CSR `adj_t`; DGL is 1.1.3. Peers are processes of one environment
+(`benchmarks/peers/setup.sh graph DIR`, found by GOSSAMER_PEERS). gossamer is the PyG model after
+`accelerate`: once with what layers keep between steps switched off ("fresh"), once as it is
+("kept": A x of fixed features, or sparse features). Minimum of the rounds, CPU time on one thread.
+Exit code 1 if losses differ.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gossamer import graph as gg
+from gossamer.ops.kernels import active_kernels, cpu_name
+from gossamer.running.rivals import EngineFailed
+from gossamer.running.rivals.engine_process import EngineProcess
+from gossamer.settings import peers_dir
+from support.graph_data import CASES
+from support.graph_models import step_of, two_layers
+
+ENGINES = ("pyg", "pyg-csr", "dgl")
+SCRIPT = Path(__file__).resolve().parent / "peers" / "run_graph.py"
+
+
+def our_step(case, model, hidden, keep):
+    x, y, edges = (torch.from_numpy(a) for a in (case.x, case.y, case.edges))
+    layers = two_layers(model, x.shape[1], hidden, case.num_classes)
+    gg.accelerate(layers)
+    for layer in layers:
+        layer.keeps = keep
+    return step_of(layers, x, edges, y), layers
+
+
+def timed(step, clock):
+    start = clock()
+    step()
+    return clock() - start
+
+
+class Rivals:
+    """The processes of the peers; one that fails is left out of a case."""
+
+    def __init__(self, threads):
+        python = peers_dir() / "graph" / "bin" / "python"
+        self._threads = threads
+        self._processes = {}
+        if not python.exists():
+            print(f"no peers: benchmarks/peers/setup.sh graph {peers_dir()}", file=sys.stderr)
+            return
+        for engine in ENGINES:
+            self._processes[engine] = EngineProcess(engine, python, SCRIPT, threads, 600)
+
+    def load(self, path, model, hidden):
+        """Prepare a case; the losses of those that take it."""
+        losses = {}
+        for engine, process in self._processes.items():
+            case = {"case": path, "engine": engine, "model": model, "hidden": hidden}
+            try:
+                losses[engine] = process.ask("load", {**case, "threads": self._threads})["loss"]
+            except EngineFailed as failure:
+                print(f"{failure}; left out", file=sys.stderr)
+        return losses
+
+    def turn(self, engine):
+        """Seconds of one step."""
+        return self._processes[engine].ask("turn", None)["seconds"]
+
+    def close(self):
+        """End the processes."""
+        for process in self._processes.values():
+            process.close()
+
+
+def measure(case, path, model, hidden, rivals, args):
+    losses = rivals.load(path, model, hidden)
+    clock = time.process_time if args.threads == 1 else time.perf_counter
+    fresh, fresh_layers = our_step(case, model, hidden, False)
+    kept, layers = our_step(case, model, hidden, True)
+    losses["fresh"] = float(fresh())
+    for _ in range(3):
+        losses["kept"] = float(kept())
+    best = dict.fromkeys(losses, math.inf)
+    for _ in range(args.rounds):
+        for name in best:
+            step = {"fresh": fresh, "kept": kept}.get(name)
+            seconds = rivals.turn(name) if step is None else timed(step, clock)
+            best[name] = min(best[name], seconds)
+    expected = losses.get("pyg", losses["fresh"])
+    wrong = [n for n in losses if n != "dgl" and abs(losses[n] - expected) > 1e-4 * abs(expected)]
+    return {
+        "graph": case.name,
+        "model": model,
+        "inputs": case.x.shape[1],
+        "hidden": hidden,
+        "ms": {name: 1e3 * seconds for name, seconds in best.items()},
+        "orders": [row.order for row in gg.explain(fresh_layers)],
+        "kept": [row.order for row in gg.explain(layers)],
+        "wrong": wrong,
+    }
+
+
+def show(row):
+    ms = row["ms"]
+    better = min((ms[n] for n in ("pyg-csr", "dgl") if n in ms), default=math.nan)
+    ratios = [
+        f"{ms.get('pyg', math.nan) / ms['fresh']:.1f}x",
+        f"{better / ms['fresh']:.2f}x",
+        f"{better / ms['kept']:.2f}x",
+    ]
+    times = [f"{ms[n]:.1f}" if n in ms else "-" for n in (*ENGINES, "fresh", "kept")]
+    cells = [row["graph"], row["model"], f"{row['inputs']}-{row['hidden']}", *times, *ratios]
+    cells.append(" / ".join(row["orders"]) + " | " + row["kept"][0])
+    print("| " + " | ".join(cells) + (f" WRONG {row['wrong']}" if row["wrong"] else "") + " |")
+    sys.stdout.flush()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--graphs", default="cora,photo,facebook,gowalla,arxiv")
+    parser.add_argument("--models", default="gcn,sage,gin,gat")
+    parser.add_argument("--hidden", default="16,64,128,256")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"{cpu_name()}, kernels {active_kernels()}, {args.threads} thread(s), ms per step\n")
+    head = [
+        "graph",
+        "model",
+        "in-hidden",
+        "PyG edge_index",
+        "PyG CSR",
+        "DGL 1.1.3",
+        "fresh",
+        "kept",
+    ]
+    head += ["PyG / fresh", "better of CSR, DGL / fresh", "the same / kept", "orders"]
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    rivals, rows = Rivals(args.threads), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.graphs.split(","):
+            case = CASES[name]()
+            path = str(Path(folder) / f"{name}.npz")
+            np.savez(path, edges=case.edges, x=case.x, y=case.y)
+            for model in args.models.split(","):
+                for hidden in map(int, args.hidden.split(",")):
+                    rows.append(measure(case, path, model, hidden, rivals, args))
+                    show(rows[-1])
+    rivals.close()
+    if args.json:
+        print(json.dumps(rows))
+    return 1 if any(row["wrong"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention_kernel.hpp"
+#include "softmax_kernel.hpp"
+#include "spmm_kernel.hpp"
+#include "vec256.hpp"
+
+namespace gossamer::avx2 {
+
+const GraphKernels graph_kernels = {
+    GraphVec::kMostVectors * GraphVec::kLanes,
+    spmm<GraphVec>,
+    max_rows<GraphVec>,
+    max_backward<GraphVec>,
+    sddmm<GraphVec>,
+    softmax<GraphVec>,
+    softmax_backward<GraphVec>,
+    edge_sum,
+    pair_logits<GraphVec>,
+    pair_backward<GraphVec>,
+};
+
+}  // namespace gossamer::avx2

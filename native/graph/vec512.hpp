@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// 512 bits of floats as the kernels of graphs use them. Loads need not be aligned.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace gossamer::avx512 {
+namespace {
+
+struct GraphVec {
+  using Type = __m512;
+  using Mask = __mmask16;
+  using Lanes = __m512i;
+  static constexpr int kLanes = 16;
+  static constexpr int kMostVectors = 16;  // accumulators of one row
+  static Type zero() { return _mm512_setzero_ps(); }
+  static Type all(float v) { return _mm512_set1_ps(v); }
+  static Mask first(int64_t count) {
+    return count >= kLanes ? static_cast<Mask>(0xffff) : static_cast<Mask>((1u << count) - 1);
+  }
+  static Type load(const float* p) { return _mm512_loadu_ps(p); }
+  static Type load(const float* p, Mask m) { return _mm512_maskz_loadu_ps(m, p); }
+  static void store(float* p, Type v) { _mm512_storeu_ps(p, v); }
+  static void store(float* p, Type v, Mask m) { _mm512_mask_storeu_ps(p, m, v); }
+  static Type load_or(const float* p, Mask m, Type other) { return _mm512_mask_loadu_ps(other, m, p); }
+  static Type only(Type v, Mask m) { return _mm512_maskz_mov_ps(m, v); }
+  static Type sub(Type a, Type b) { return _mm512_sub_ps(a, b); }
+  static Type divide(Type a, Type b) { return _mm512_div_ps(a, b); }
+  // 2^n for a whole number n that was added to 1.5 * 2^23, where it sits in the low bits.
+  static Type two_to(Type shifted) {
+    const __m512i n = _mm512_castps_si512(shifted);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+  }
+  static Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
+  static Type mul(Type a, Type b) { return _mm512_mul_ps(a, b); }
+  static Type fma(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
+  // The larger one; NaN where either is, as torch has it.
+  static Type larger(Type x, Type most) {
+    const Type found = _mm512_max_ps(x, most);
+    return _mm512_mask_mov_ps(found, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+  }
+  // sum + (a == b ? v : 0)
+  static Type add_where_equal(Type sum, Type a, Type b, Type v) {
+    return _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), sum, v);
+  }
+  // positive > 0 ? a : b
+  static Type where_positive(Type positive, Type a, Type b) {
+    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(positive, _mm512_setzero_ps(), _CMP_GT_OQ), a);
+  }
+  static Lanes lanes(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static Type spread(Type v, Lanes from) { return _mm512_permutexvar_ps(from, v); }
+  static void totals(const Type (&v)[4], float* to) {
+    const Type ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const Type cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const Type abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+};
+
+}  // namespace
+}  // namespace gossamer::avx512

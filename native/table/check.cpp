@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lookups against double, and the bits of every set, one thread and two, against the reference.
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../tests/harness.hpp"
+#include "table/groups.hpp"
+#include "table/table.hpp"
+
+namespace gossamer::check {
+namespace {
+
+using table::Bags;
+using table::Groups;
+using table::Rule;
+using table::Seen;
+using table::Table;
+using table::Update;
+
+// A table and a batch in memory of their exact sizes, so that sanitizers see what is read behind them.
+struct Case {
+  int64_t num_rows, width, num_bags;
+  std::vector<float> weight, weights, scales;
+  std::vector<uint8_t> codes;
+  std::vector<int64_t> ids, offsets;
+  std::vector<int32_t> map;
+  bool mean, by_row, half, mapped;
+  int bits;
+
+  Table floats(int fake_bits) const {
+    return {weight.data(), num_rows, width, 32, fake_bits, by_row ? nullptr : scales.data(), by_row, half,
+            mapped ? map.data() : nullptr, mapped ? static_cast<int64_t>(map.size()) : num_rows};
+  }
+  Table coded() const {
+    return {codes.data(), num_rows, width, bits, 0, scales.data(), by_row, half, mapped ? map.data() : nullptr,
+            mapped ? static_cast<int64_t>(map.size()) : num_rows};
+  }
+  Bags bags() const {
+    return {ids.data(), static_cast<int64_t>(ids.size()), offsets.data(), 0, num_bags,
+            weights.empty() ? nullptr : weights.data(), mean, 1};
+  }
+  std::string name() const {
+    return "table " + std::to_string(num_rows) + "x" + std::to_string(width) + " bits=" + std::to_string(bits);
+  }
+};
+
+Case random_case(int64_t rows, int64_t width, int64_t num_bags, int bits, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  Case c = {};
+  c.num_rows = rows, c.width = width, c.num_bags = num_bags, c.bits = bits;
+  c.mean = random() % 2, c.by_row = random() % 2, c.half = random() % 2, c.mapped = random() % 3 == 0;
+  for (int64_t i = 0; i < rows * width; ++i) c.weight.push_back(normal(random));
+  if (c.mapped)
+    for (int64_t i = 0; i < 2 * rows; ++i) c.map.push_back(static_cast<int32_t>(random() % rows));
+  c.offsets.push_back(0);
+  for (int64_t bag = 0; bag < num_bags; ++bag) {
+    const int64_t count = rows ? random() % 6 : 0;
+    for (int64_t i = 0; i < count; ++i)
+      c.ids.push_back(static_cast<int64_t>(random() % (c.mapped ? c.map.size() : static_cast<size_t>(rows))));
+    c.offsets.push_back(static_cast<int64_t>(c.ids.size()));
+  }
+  if (!c.mean && random() % 2)
+    for (size_t i = 0; i < c.ids.size(); ++i) c.weights.push_back(normal(random));
+  c.scales.assign(static_cast<size_t>(c.by_row ? rows : 1), 0.3f);
+  c.codes.resize(static_cast<size_t>(rows * table::row_bytes(width, bits)));
+  Table plain = c.floats(0);
+  table::encode(plain, bits, c.codes.data(), c.scales.data(), Isa::reference, 1);
+  return c;
+}
+
+std::vector<float> pooled(const Table& t, const Case& c, Isa isa, int threads, Seen& seen) {
+  std::vector<float> out(static_cast<size_t>(c.num_bags * c.width));
+  seen = table::pool(t, c.bags(), out.data(), c.width, isa, threads);
+  return out;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || !std::memcmp(a.data(), b.data(), 4 * a.size()));
+}
+
+// The largest error against double, of what a few roundings of the sum of magnitudes allow.
+double worst_error(const Case& c, const std::vector<float>& out) {
+  double worst = 0.0;
+  const Bags bags = c.bags();
+  for (int64_t bag = 0; bag < c.num_bags; ++bag)
+    for (int64_t column = 0; column < c.width; ++column) {
+      double sum = 0.0, size = 0.0;
+      int64_t count = 0;
+      for (int64_t p = bags.first(bag); p < bags.first(bag + 1); ++p) {
+        if (c.ids[static_cast<size_t>(p)] == bags.padding) continue;
+        const int64_t id = c.ids[static_cast<size_t>(p)], row = c.mapped ? c.map[static_cast<size_t>(id)] : id;
+        const double factor = bags.weights ? bags.weights[p] : 1.0;
+        const double x = factor * c.weight[static_cast<size_t>(row * c.width + column)];
+        sum += x, size += std::fabs(x), ++count;
+      }
+      if (c.mean && count) sum /= static_cast<double>(count), size /= static_cast<double>(count);
+      const double found = out[static_cast<size_t>(bag * c.width + column)];
+      worst = std::fmax(worst, std::fabs(found - sum) / (1e-6 * size + 1e-30));
+    }
+  return worst;
+}
+
+void check_lookups(const Case& c, Tally& tally) {
+  Seen expected_seen, seen;
+  for (const int form : {0, 1, 2}) {
+    const Table t = form == 2 ? c.coded() : c.floats(form == 1 ? c.bits : 0);
+    const std::vector<float> expected = pooled(t, c, Isa::reference, 1, expected_seen);
+    const double error = form == 0 ? worst_error(c, expected) : 0.0;
+    for (const Isa isa : isas_to_check())
+      for (const int threads : {1, 2}) {
+        const std::vector<float> found = pooled(t, c, isa, threads, seen);
+        const bool agrees = same_bits(found, expected) && seen.top == expected_seen.top &&
+                            seen.clipped == expected_seen.clipped;
+        if (!agrees || error > 1.0)
+          tally.fail("table", isa, c.name() + (agrees ? ": wrong sum" : ": bits differ"));
+        else
+          tally.pass("table", isa, error);
+      }
+  }
+  for (const Isa isa : isas_to_check()) {
+    std::vector<uint8_t> codes(c.codes.size());
+    std::vector<float> scales(c.by_row ? c.scales.size() : 1, c.scales.empty() ? 1.0f : c.scales[0]);
+    table::encode(c.floats(0), c.bits, codes.data(), scales.data(), isa, 2);
+    if (codes != c.codes || !same_bits(scales, c.scales))
+      tally.fail("table", isa, c.name() + ": codes differ");
+    else
+      tally.pass("table", isa, 0.0);
+  }
+}
+
+struct State {
+  std::vector<float> weight, sums, means, squares, scales, values;
+  std::vector<uint8_t> codes;
+
+  bool operator==(const State& o) const {
+    return same_bits(weight, o.weight) && same_bits(sums, o.sums) && same_bits(means, o.means) &&
+           same_bits(squares, o.squares) && same_bits(scales, o.scales) && same_bits(values, o.values) &&
+           codes == o.codes;
+  }
+};
+
+void check_update(const Case& c, Rule rule, bool codes, std::mt19937& random, Tally& tally) {
+  std::normal_distribution<float> normal;
+  std::vector<float> grad;
+  for (int64_t i = 0; i < c.num_bags * c.width; ++i) grad.push_back(normal(random));
+  const Groups groups = table::group_by_row(c.floats(0), c.bags());
+  const size_t all = c.weight.size(), rows = static_cast<size_t>(c.num_rows);
+  State before = {c.weight, std::vector<float>(rows, 0.5f), std::vector<float>(all, 0.1f), std::vector<float>(all, 0.2f),
+                  std::vector<float>(rows, 0.3f), std::vector<float>(groups.rows.size() * static_cast<size_t>(c.width)),
+                  std::vector<uint8_t>(rows * static_cast<size_t>(table::row_bytes(c.width, 4)), 0x5a)};
+  const auto run = [&](State s, Isa isa, int threads) {
+    Update u = {};
+    u.grad = grad.data(), u.grad_stride = c.width;
+    u.num_segments = static_cast<int64_t>(groups.rows.size());
+    u.rows = groups.rows.data(), u.order = groups.order.data(), u.first = groups.first.data();
+    u.bag_of = groups.bag_of.data();
+    u.weights = c.bags().weights;
+    u.bag_factors = groups.bag_factors.empty() ? nullptr : groups.bag_factors.data();
+    u.values = s.values.data(), u.rule = rule, u.width = c.width, u.noise = 77;
+    u.data = codes ? static_cast<void*>(s.codes.data()) : static_cast<void*>(s.weight.data());
+    u.bits = codes ? 4 : 32;
+    u.scales = codes ? s.scales.data() : nullptr;
+    u.sums = s.sums.data(), u.means = rule == Rule::adam ? s.means.data() : nullptr, u.squares = s.squares.data();
+    u.lr = 0.1f, u.eps = 1e-3f, u.mean_rate = 0.1f, u.square_rate = 0.01f;
+    table::update(u, isa, threads);
+    return s;
+  };
+  const State expected = run(before, Isa::reference, 1);
+  for (const Isa isa : isas_to_check())
+    for (const int threads : {1, 2}) {
+      if (run(before, isa, threads) == expected)
+        tally.pass("table", isa, 0.0);
+      else
+        tally.fail("table", isa, c.name() + ": an update has other bits");
+    }
+}
+
+void check_case(const Case& c, std::mt19937& random, Tally& tally) {
+  check_lookups(c, tally);
+  if (c.mapped) return;
+  for (const Rule rule : {Rule::none, Rule::sgd, Rule::adagrad, Rule::adam}) check_update(c, rule, false, random, tally);
+  for (const Rule rule : {Rule::sgd, Rule::adagrad}) check_update(c, rule, true, random, tally);
+}
+
+}  // namespace
+
+void check_table(Tally& tally) {
+  std::mt19937 random(1);
+  for (const int64_t width : {1, 2, 3, 15, 16, 17, 33, 64, 65, 130, 257})
+    for (const int bits : {8, 4, 2}) {
+      check_case(random_case(20, width, 9, bits, random), random, tally);
+      check_case(random_case(700, width, 300, bits, random), random, tally);
+    }
+  check_case(random_case(1, 5, 0, 4, random), random, tally);
+  check_case(random_case(1, 5, 3, 4, random), random, tally);
+}
+
+void fuzz_table(std::mt19937& random, Tally& tally) {
+  const int64_t rows = 1 + random() % (random() % 2 ? 8 : 2000), width = 1 + random() % 150;
+  const int bits = 2 << (random() % 3);
+  check_case(random_case(rows, width, random() % (random() % 2 ? 5 : 400), bits, random), random, tally);
+}
+
+}  // namespace gossamer::check

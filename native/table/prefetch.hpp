@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows are random reads: each is asked for a number of rows before it is needed.
+#pragma once
+#include "table/table.hpp"
+
+namespace gossamer::table {
+namespace {
+
+// A function that only prefetches has no effect that GCC knows of, and calls of it are dropped unless they are
+// inlined at once: without this, lookups outside of the cache took 4 times as long.
+#define GOSSAMER_INLINE __attribute__((always_inline)) inline
+
+constexpr int64_t kLine = 64, kMostLines = 16;
+
+// How many rows ahead: as many as a third of L1 holds. Rows of 32 bytes took 0.24, 0.16 and 0.13 of a millisecond
+// for 20480 random ones at 16, 32 and 64 rows.
+inline int64_t rows_ahead(int64_t row_bytes) {
+  const int64_t lines = (row_bytes + kLine - 1) / kLine, ahead = 256 / (lines < kMostLines ? lines : kMostLines);
+  return ahead < 64 ? ahead : 64;
+}
+
+template <int Writes>
+GOSSAMER_INLINE void prefetch_row(const void* data, int64_t row, int64_t bytes) {
+  const char* at = static_cast<const char*>(data) + row * bytes;
+  const char* const end = at + (bytes < kMostLines * kLine ? bytes : kMostLines * kLine);
+  for (; at < end; at += kLine) __builtin_prefetch(at, Writes);
+  __builtin_prefetch(end - 1, Writes);  // a row need not start with a line
+}
+
+GOSSAMER_INLINE void prefetch_position(const Table& table, const Bags& bags, int64_t position) {
+  if (position >= bags.num_positions) return;
+  const int64_t id = bags.ids[position], row = table.map ? table.map[id] : id;
+  prefetch_row<0>(table.data, row, row_bytes(table.width, table.bits));
+  if (table.by_row && table.scales) __builtin_prefetch(table.scales + row);
+}
+
+}  // namespace
+}  // namespace gossamer::table

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph attention: GAT (arXiv 1710.10903) and GATv2 (arXiv 2105.14491).
+
+Softmax and product run in one pass over the edges; what is kept for the backward pass is one weight
+per edge and head.
+
+Legend: N sources, M targets, E edges, H heads, C features of a head.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gossamer.graph.layer import GraphLayer
+from gossamer.graph.layers.neighbours import Features, sides
+from gossamer.graph.orders import OrderChoice
+from gossamer.graph.structure import Propagation
+from gossamer.ops.spmm import attention, pair_logits
+
+_FIXED = OrderChoice(
+    "transform first", "weights of edges come from transformed features: order is fixed"
+)
+
+
+class _Attention(GraphLayer):
+    """Settings that both have, and what follows the product."""
+
+    def __init__(
+        self, heads: int, out_features: int, concat: bool, dropout: float, loops: bool, bias: bool
+    ) -> None:
+        super().__init__()
+        self.heads, self.out_features, self.concat = heads, out_features, concat
+        self.dropout, self.loops = dropout, loops
+        width = heads * out_features if concat else out_features
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.res: nn.Module | None = None  # PyG's `residual`
+
+    def _edges(self, x: tuple[Tensor, Tensor], graph: Any) -> Propagation:
+        found = self._graph(graph, None, x[0].shape[0], x[1].shape[0])
+        # As in PyG, loops of a bipartite graph are the caller's business.
+        loops = self.loops and x[0].shape[0] == x[1].shape[0]
+        self.choice = _FIXED
+        return found.matrix("sum", loops="replace" if loops else "keep")
+
+    def _keep(self, like: Tensor, num_edges: int) -> Tensor | None:
+        if not self.training or self.dropout == 0.0:
+            return None
+        return F.dropout(like.new_ones(num_edges, self.heads), self.dropout)
+
+    def _finish(self, y: Tensor, targets: Tensor) -> Tensor:
+        if not self.concat:
+            y = y.view(-1, self.heads, self.out_features).mean(dim=1)
+        if self.res is not None:
+            y = y + self.res(targets)
+        return y if self.bias is None else y + self.bias
+
+
+class GAT(_Attention):
+    """Each head weighs neighbours by `softmax(leaky(a_l . W x_i + a_r . W x_j))`.
+
+    Args:
+        in_features: of each node.
+        out_features: of each head.
+        heads: H.
+        concat: heads side by side; False takes their mean.
+        dropout: of the weights, while training.
+        slope: of the leaky ReLU.
+        loops: every node sees itself once.
+        bias: add b.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        dropout: float = 0.0,
+        slope: float = 0.2,
+        loops: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(heads, out_features, concat, dropout, loops, bias)
+        self.slope = slope
+        self.lin: nn.Module = nn.Linear(in_features, heads * out_features, bias=False)
+        nn.init.xavier_uniform_(self.lin.weight)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_features))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_features))
+        nn.init.xavier_uniform_(self.att_src)
+        nn.init.xavier_uniform_(self.att_dst)
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        """Features [N, H * C], or [N, C] for the mean of heads.
+
+        Args:
+            x: [N, in].
+            graph: a `Graph`, or what `Graph.of` takes; its weights do not take part.
+        """
+        edges = self._edges((x, x), graph)
+        h = self._transform(x, self.lin)
+        # One narrow product instead of a pass over [N, H, C] for each side.
+        eye = torch.eye(self.heads, dtype=h.dtype, device=h.device)[:, None, :]
+        each = [(att.view(*att.shape[1:], 1) * eye) for att in (self.att_src, self.att_dst)]
+        both = torch.cat(each, dim=2).view(h.shape[1], 2 * self.heads)
+        sums = h @ both
+        source, target = sums[:, : self.heads], sums[:, self.heads :]
+        keep = self._keep(h, edges.matrix.edges.num_edges)
+        y = attention(h, edges.matrix, target=target, source=source, keep=keep, slope=self.slope)
+        return self._finish(y, x)
+
+
+class GATv2(_Attention):
+    """Each head weighs neighbours by `softmax(a . leaky(W_r x_i + W_l x_j))`.
+
+    Args:
+        in_features: of each node, or (of sources, of targets).
+        out_features: of each head.
+        heads: H.
+        concat: heads side by side; False takes their mean.
+        dropout: of the weights, while training.
+        slope: of the leaky ReLU.
+        loops: every node sees itself once.
+        bias: add biases to both transforms, and b.
+    """
+
+    def __init__(
+        self,
+        in_features: int | tuple[int, int],
+        out_features: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        dropout: float = 0.0,
+        slope: float = 0.2,
+        loops: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(heads, out_features, concat, dropout, loops, bias)
+        self.slope = slope
+        of_sources, of_targets = (
+            in_features if isinstance(in_features, tuple) else (in_features, in_features)
+        )
+        self.lin_l: nn.Module = nn.Linear(of_sources, heads * out_features, bias=bias)
+        self.lin_r: nn.Module = nn.Linear(of_targets, heads * out_features, bias=bias)
+        self.att = nn.Parameter(torch.empty(1, heads, out_features))
+        for weight in (self.lin_l.weight, self.lin_r.weight, self.att):
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, x: Features, graph: Any) -> Tensor:
+        """Features of targets [M, H * C], or [M, C] for the mean of heads.
+
+        Args:
+            x: [N, in], or (of sources, of targets) for a bipartite graph.
+            graph: a `Graph`, or what `Graph.of` takes; its weights do not take part.
+        """
+        sources, targets = sides(x)
+        edges = self._edges((sources, targets), graph)
+        h, own = self._transform(sources, self.lin_l), self.lin_r(targets)
+        logits = pair_logits(h, own, self.att[0], edges.matrix, self.slope)
+        keep = self._keep(h, edges.matrix.edges.num_edges)
+        return self._finish(attention(h, edges.matrix, logits=logits, keep=keep), targets)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files beside the weights of a model: its card, its configuration, its tokenizer.
+
+`BESIDE_FILES` are carried along by `gossamer.save`, hashed and never read; `COMPANIONS` may lie
+there as well without being part of the artifact.
+"""
+
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES
+
+__all__ = [
+    "BESIDE_FILES",
+    "CARD_FILE",
+    "COMPANIONS",
+    "CONFIG_FILE",
+    "REPORT_FILE",
+    "beside_limit",
+]
+
+CARD_FILE = "card.md"
+CONFIG_FILE = "config.json"
+REPORT_FILE = "report.json"
+# What a model needs beside its weights to be used. Carried along as bytes and hashed, never read.
+BESIDE_FILES = frozenset(
+    {
+        "added_tokens.json",
+        "chat_template.jinja",
+        "features.arrays",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
+# Files that people and other tools put beside a model; those the manifest lists are verified, the
+# others are never opened by a reader.
+COMPANIONS = BESIDE_FILES | {CARD_FILE, ".gitattributes", "README.md"}
+# Vocabularies of click logs: 8 bytes for each of at most 2^31 rows of a table.
+_LARGE = {"features.arrays": 2**34}
+
+
+def beside_limit(name: str) -> int:
+    """Most bytes of a file beside the weights."""
+    return _LARGE.get(name, MAX_MANIFEST_BYTES)

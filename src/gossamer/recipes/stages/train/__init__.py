@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a `train` stage says, section by section.
+
+`Train` is the stage; its sections are `Architecture`, `OptimizerSettings`, `CheckpointSettings`,
+`QuantizedTables`, the `Mesh` of processes, and in `grow.py` how the model grows on the way.
+"""
+
+from gossamer.recipes.stages.train.mesh import Mesh
+from gossamer.recipes.stages.train.tables import QuantizedTables
+from gossamer.recipes.stages.train.train import (
+    Architecture,
+    CheckpointSettings,
+    OptimizerSettings,
+    Train,
+)
+
+__all__ = [
+    "Architecture",
+    "CheckpointSettings",
+    "Mesh",
+    "OptimizerSettings",
+    "QuantizedTables",
+    "Train",
+]

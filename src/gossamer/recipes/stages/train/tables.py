@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_tables:` of a `train` stage: embedding tables that are trained in few bits."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gossamer.recipes.base import MAX_STEPS, Found, Settings
+
+
+class QuantizedTables(Settings):
+    """Rows are rounded when they are looked up; float32 rows follow the gradients."""
+
+    bits: Literal[32, 8, 4, 2] = 4
+    """Of a number of a row; 32: float32, by the same kernels and optimizers."""
+    granularity: Literal["table", "row"] = "table"
+    """What shares a scale."""
+    period: int = Field(default=200, ge=1, le=MAX_STEPS)
+    """table: steps from one exact scale to the next."""
+    half_scale: bool = False
+    """Scales are fp16 numbers, for an exact export to torch's 4-bit bags."""
+
+
+def quantized_faults(train: Mapping[str, Any]) -> Found:
+    """Settings of tables in few bits that do not go together."""
+    if not isinstance(train.get("quantize_tables"), Mapping):
+        return
+    task, optimizer = train.get("task"), train.get("optimizer")
+    if task != "clicks":
+        yield "quantize_tables", f"belongs to task clicks, not to {task}."
+    elif not isinstance(optimizer, Mapping) or optimizer.get("tables") is None:
+        yield (
+            "quantize_tables",
+            "gradients of these tables hold touched rows; give them an optimizer of rows:"
+            " optimizer: {tables: {name: adagrad}}.",
+        )

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a `train` stage says, as data: frozen, closed to unknown keys, free of torch.
+
+Files, user functions and folders are given on the command line, never here. Rules over several
+fields work on the raw mapping of a file, so that they are told beside the faults of single fields.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gossamer.errors import InputError
+from gossamer.recipes.base import (
+    MAX_STEPS,
+    Found,
+    Seed,
+    Settings,
+    StageSettings,
+    as_list,
+)
+from gossamer.recipes.phrases import show
+from gossamer.recipes.stages.schedules import Moment, Schedule
+from gossamer.recipes.stages.train.clicks import ClicksSettings, clicks_faults
+from gossamer.recipes.stages.train.grow import GrowSettings, grow_faults
+from gossamer.recipes.stages.train.mesh import Mesh
+from gossamer.recipes.stages.train.tables import QuantizedTables, quantized_faults
+from gossamer.training.distributed import AXES, MeshSizes, split_batch
+
+Task = Literal["images", "text", "labelled", "clicks"]
+ModelName = Literal["mlp", "cnn", "gpt", "encoder", "dlrm"]
+# Task -> models that fit it; the first one is the default.
+_TASK_MODELS = {
+    "images": ("mlp", "cnn"),
+    "text": ("gpt",),
+    "labelled": ("encoder",),
+    "clicks": ("dlrm",),
+}
+# Section -> setting -> the models or optimizers that have it.
+_OWNERS = {
+    "model": {
+        "heads": ("gpt", "encoder"),
+        "context": ("gpt", "encoder"),
+        "activation": ("mlp",),
+        "tied": ("gpt",),
+        "layers": ("mlp", "cnn", "gpt", "encoder"),
+        "bottom": ("dlrm",),
+        "top": ("dlrm",),
+        "pooling": ("dlrm",),
+    },
+    "optimizer": {
+        "betas": ("adamw", "lamb"),
+        "momentum": ("sgd", "lars"),
+        "nesterov": ("sgd",),
+    },
+}
+# Section -> its moments that are steps of the run.
+_MOMENTS = {"schedule": ("at", "begin", "end", "last_dense"), "rate": ("warmup",)}
+_Sizes = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=65536)], ...],
+    BeforeValidator(as_list),
+    Field(max_length=64),
+]
+_Every = Annotated[int, Field(ge=0, le=MAX_STEPS, description="Steps; 0: at the end only.")]
+
+
+class Architecture(Settings):
+    """The model that is built; sizes of inputs and outputs come from the data."""
+
+    name: ModelName
+    """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks."""
+    width: int = Field(default=128, ge=1, le=65536)
+    """Features of a layer, channel or row of a table."""
+    layers: int = Field(default=2, ge=1, le=1024)
+    """Hidden layers, stages or blocks."""
+    heads: int | None = Field(default=None, ge=1, le=1024)
+    """Attention heads."""
+    context: int | None = Field(default=None, ge=1, le=65536)
+    """Tokens of a window."""
+    activation: Literal["relu", "gelu", "silu"] | None = None
+    """Between the layers of an mlp."""
+    tied: bool | None = None
+    """gpt: head and embedding share weights."""
+    bottom: _Sizes | None = None
+    """dlrm: inner sizes of the MLP of the numbers, such as [64]."""
+    top: _Sizes | None = None
+    """dlrm: inner sizes of the MLP behind the interaction, such as [64, 32]."""
+    pooling: Literal["sum", "mean"] | None = None
+    """dlrm: of several ids of one category."""
+
+
+class TrainData(Settings):
+    """How files become numbers."""
+
+    tokens: Literal["bytes", "bpe"] = "bytes"
+    """Of texts: bytes, or byte pairs learned from them."""
+    vocabulary: int = Field(default=4096, ge=257, le=2**20)
+    """Entries of the bpe."""
+    holdout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Of texts: measured on, not trained on."""
+    clicks: ClicksSettings | None = None
+    """Of click logs: what the columns are."""
+
+
+class TableOptimizerSettings(Settings):
+    """How rows of tables follow their gradients; only rows that a step looked up move."""
+
+    name: Literal["adagrad", "sgd", "adam"] = "adagrad"
+    """Which optimizer."""
+    lr: float = Field(default=0.05, gt=0.0, le=1e3)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0.0, le=10.0)
+    """Always 0: decay would move every row in every step."""
+
+
+class OptimizerSettings(Settings):
+    """How weights follow their gradients."""
+
+    name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
+    """Which optimizer."""
+    lr: float = Field(default=1e-3, gt=0.0, le=1e3)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.01, ge=0.0, le=10.0)
+    """Of weights; biases and norms have none."""
+    betas: Annotated[tuple[float, float], BeforeValidator(as_list)] | None = None
+    """adamw, lamb: decay of both moments, such as [0.9, 0.999]."""
+    momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """sgd, lars."""
+    nesterov: bool | None = None
+    """sgd."""
+    master: Literal["fp32", "split", "split8"] = Field(
+        default="fp32",
+        description="split: compact weights are bf16, 16 further bits make them exact fp32;"
+        " split8: 8 further bits.",
+    )
+    moments: Literal["fp32", "8bit"] = "fp32"
+    """How moments are held."""
+    tables: TableOptimizerSettings | None = None
+    """dlrm: of its tables, by the rows that a step touches; null: as all other weights."""
+
+
+class RateSettings(Settings):
+    """The learning rate over the run."""
+
+    shape: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How it falls after the rise; wsd: stable first, then linearly."""
+    warmup: Moment = 0.05
+    """The rise: steps, or a fraction of the run."""
+    floor: float = Field(default=0.0, ge=0.0, le=1.0)
+    """At the end, as a fraction of the peak."""
+    decay: float = Field(default=0.2, ge=0.0, le=1.0)
+    """wsd: the last part of the run, in which it falls."""
+
+
+class CheckpointSettings(Settings):
+    """When the run is saved, and how much of it is kept."""
+
+    every: _Every = 500
+    keep: int = Field(default=2, ge=2, le=10_000)
+    """Newest ones that stay."""
+    asynchronous: bool = False
+    """Write while training goes on; holds one copy of the state."""
+    on_full_disk: Literal["stop", "go-on"] = "stop"
+    """go-on: train without the checkpoint that found no room."""
+
+
+class EvaluationSettings(Settings):
+    """When the quality is measured."""
+
+    every: _Every = 500
+    keep: Literal["best"] | None = None
+    """best: the run ends with the state of its lowest evaluated loss; null: the last one."""
+
+
+class Train(StageSettings):
+    """A training run. `steps` or `epochs` says how long."""
+
+    task: Task
+    """What is learned: images, text (next token), labelled (texts), clicks."""
+    model: Architecture | None = None
+    """The model that is built, unless --model gives one."""
+    data: TrainData = TrainData()
+    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
+    """Optimizer steps."""
+    epochs: float | None = Field(default=None, gt=0.0, le=1e6)
+    """Passes over the data, instead of steps."""
+    batch: int = Field(default=64, ge=1, le=2**20)
+    """Samples of one backward pass."""
+    accumulate: int = Field(default=1, ge=1, le=2**20)
+    """Backward passes of one step."""
+    clip: float | None = Field(default=1.0, gt=0.0)
+    """Largest norm of the gradient; null: not clipped."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: products under autocast."""
+    recompute: bool = False
+    """Activation checkpointing: less memory, a third more time."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    quantize_tables: QuantizedTables | None = None
+    """dlrm: its tables are trained in few bits; null: in float32."""
+    rate: RateSettings = RateSettings()
+    schedule: Schedule | None = None
+    """How zeros come; null: dense, or the masks that are there."""
+    grow: Annotated[tuple[GrowSettings, ...], BeforeValidator(as_list)] = Field((), max_length=16)
+    """When the model becomes larger, in this order."""
+    compaction: Literal["auto", "off", "jit", "kernel", "resident"] = "auto"
+    """Once masks are final: auto measures the mode of each layer, off stays masked."""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    log_every: int = Field(default=10, ge=1, le=MAX_STEPS)
+    """Steps between two lines."""
+    mesh: Mesh | None = None
+    """The grid of processes under torchrun; null: one process."""
+    seed: Seed = 0
+    """Of weights, dropout and the order of data."""
+
+    @classmethod
+    def faults(cls, raw: Mapping[str, Any]) -> Found:
+        """Settings that do not go together; fields of sections are dotted."""
+        for rule in (
+            _length_faults,
+            _model_faults,
+            _optimizer_faults,
+            _moment_faults,
+            _mesh_faults,
+            _best_faults,
+            grow_faults,
+            clicks_faults,
+            quantized_faults,
+        ):
+            yield from rule(raw)
+
+    def num_steps(self, batches_per_epoch: int) -> int:
+        """Optimizer steps of the run on data of so many batches."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, round((self.epochs or 1.0) * batches_per_epoch / self.accumulate))
+
+
+def _length_faults(train: Mapping[str, Any]) -> Found:
+    given = [name for name in ("steps", "epochs") if train.get(name) is not None]
+    if not given:
+        yield "steps", "is missing; say how long to train with steps, or with epochs."
+    elif len(given) == 2:
+        yield "epochs", "steps is given too; say how long to train with one of them."
+
+
+def _model_faults(train: Mapping[str, Any]) -> Found:
+    task, model = train.get("task"), train.get("model")
+    if not isinstance(model, Mapping):
+        return
+    name = model.get("name")
+    fitting = _TASK_MODELS.get(task) if isinstance(task, str) else None
+    known = {known for names in _TASK_MODELS.values() for known in names}
+    if fitting is not None and name in known and name not in fitting:
+        yield "model.name", f"{name} does not fit task {task}; expected {' or '.join(fitting)}."
+    if name in known:
+        yield from _settings_faults("model", model, name)
+    width, heads = model.get("width", 128), model.get("heads")
+    if type(width) is int and type(heads) is int and heads > 0 and width % heads:
+        yield "model.heads", f"{heads} heads do not divide width {width}."
+
+
+def _optimizer_faults(train: Mapping[str, Any]) -> Found:
+    settings = train.get("optimizer")
+    if not isinstance(settings, Mapping):
+        return
+    name = settings.get("name", "adamw")
+    if name in ("adamw", "sgd", "lamb", "lars"):
+        yield from _settings_faults("optimizer", settings, name)
+    betas: Any = settings.get("betas")
+    numbers = isinstance(betas, list | tuple) and all(isinstance(b, int | float) for b in betas)
+    if numbers and not all(0 <= beta < 1 for beta in betas):
+        yield "optimizer.betas", f"must be in [0, 1), got {list(betas)}."
+    if settings.get("nesterov") is True and not settings.get("momentum"):
+        yield "optimizer.nesterov", "needs a momentum."
+    yield from _table_faults(settings, train.get("task"))
+
+
+def _table_faults(settings: Mapping[str, Any], task: Any) -> Found:
+    tables = settings.get("tables")
+    if not isinstance(tables, Mapping):
+        return
+    if task != "clicks":
+        yield "optimizer.tables", f"belongs to task clicks, not to {task}."
+    if tables.get("weight_decay"):
+        yield (
+            "optimizer.tables.weight_decay",
+            "decay of tables is refused: it would move every row in every step. Leave it out.",
+        )
+    for name, value in (("master", "fp32"), ("moments", "fp32")):
+        if settings.get(name, value) != value:
+            yield f"optimizer.{name}", f"must be {value} where tables have an optimizer."
+    if settings.get("name", "adamw") not in ("adamw", "sgd"):
+        yield "optimizer.name", "must be adamw or sgd where tables have an optimizer."
+
+
+def _best_faults(train: Mapping[str, Any]) -> Found:
+    evaluation = train.get("evaluation")
+    if not isinstance(evaluation, Mapping) or evaluation.get("keep") != "best":
+        return
+    if train.get("schedule") is not None or train.get("grow"):
+        yield "evaluation.keep", "best: the best state may be from before masks or sizes changed."
+    if train.get("compaction", "off") != "off":
+        yield "evaluation.keep", "best: needs compaction: off; a compact state has another form."
+
+
+def _settings_faults(section: str, given: Mapping[str, Any], name: Any) -> Found:
+    """Settings that the chosen one does not have."""
+    for setting, having in _OWNERS[section].items():
+        if given.get(setting) is not None and name not in having:
+            yield f"{section}.{setting}", f"{name} has none; it belongs to {', '.join(having)}."
+
+
+def _moment_faults(train: Mapping[str, Any]) -> Found:
+    steps = train.get("steps")
+    if type(steps) is not int:
+        return
+    for section, names in _MOMENTS.items():
+        held: Any = train.get(section)
+        for name in names if isinstance(held, Mapping) else ():
+            moment = held.get(name)
+            if type(moment) is int and moment > steps:
+                yield (
+                    f"{section}.{name}",
+                    f"step {show(moment)} lies past the end of a run of {steps} steps.",
+                )
+
+
+def _mesh_faults(train: Mapping[str, Any]) -> Found:
+    mesh = train.get("mesh")
+    if not isinstance(mesh, Mapping):
+        return
+    given = {axis: mesh.get(axis, 1) for axis in AXES}
+    if not all(type(size) is int and size > 0 for size in given.values()):
+        return
+    sizes = MeshSizes(**given)
+    batch, micro = train.get("batch", 64), mesh.get("microbatches") or 1
+    if type(batch) is int and type(micro) is int and batch > 0:
+        try:
+            split_batch(sizes, batch, micro)
+        except InputError as error:
+            field, _, text = str(error).partition(": ")
+            yield field, text
+    model = train.get("model")
+    layers = model.get("layers") if isinstance(model, Mapping) else None
+    if type(layers) is int and sizes.pipeline > layers:
+        yield "mesh.pipeline", f"{sizes.pipeline} stages are more than the model's {layers} layers."

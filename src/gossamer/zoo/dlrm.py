@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DLRM: numbers and categories to the chance of a click (arXiv 1906.00091).
+
+Legend: B rows of data, N numbers, C categories (one table each), D width, F = C + 1 vectors that
+interact.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.zoo.arguments import MAX_LAYERS, ZooArgs, check_choice, check_size
+from gossamer.zoo.mlp import MLP
+
+MAX_TABLES = 4096
+_DIGEST_BYTES = 32
+
+
+class DLRM(nn.Module):
+    """Numbers go through a bottom MLP, each category through its table; dots of all pairs follow.
+
+    The top MLP gets the bottom's vector and the dots, and gives one logit. Where there are no
+    numbers, the sum of the tables' vectors stands in for the bottom's.
+
+    Args:
+        num_numbers: N; 0 leaves the bottom MLP out.
+        rows: of each table; empty leaves tables and dots out.
+        width: D, the same for all tables: their vectors are multiplied with each other.
+        bottom: inner sizes of the bottom MLP.
+        top: inner sizes of the top MLP.
+        pooling: of several ids of one category: "sum" or "mean".
+
+    Attributes:
+        tables: a stock `EmbeddingBag` per category, which a converter may replace.
+        features_digest: uint8 [32], SHA-256 of the vocabularies that ids come from; zeros: unknown.
+    """
+
+    features_digest: torch.Tensor
+
+    def __init__(
+        self,
+        num_numbers: int,
+        rows: Sequence[int],
+        *,
+        width: int = 16,
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (64, 32),
+        pooling: str = "sum",
+    ) -> None:
+        super().__init__()
+        self.num_numbers = check_size("DLRM: num_numbers", num_numbers, low=0)
+        check_size("DLRM: len(rows)", len(rows), low=0, high=MAX_TABLES)
+        self.rows = tuple(check_size("DLRM: rows", size) for size in rows)
+        self.width = check_size("DLRM: width", width)
+        self.bottom_sizes, self.top_sizes = (
+            tuple(check_size(f"DLRM: {name}", size) for size in sizes)
+            for name, sizes in (("bottom", bottom), ("top", top))
+        )
+        for name, sizes in (("bottom", bottom), ("top", top)):
+            check_size(f"DLRM: len({name})", len(sizes), low=0, high=MAX_LAYERS)
+        self.pooling = check_choice("DLRM: pooling", pooling, ("sum", "mean"))
+        if not num_numbers and not rows:
+            raise InputError("DLRM: needs numbers or tables; got num_numbers 0 and no rows.")
+        self.bottom: nn.Module | None = None
+        if num_numbers:
+            self.bottom = MLP((num_numbers, *self.bottom_sizes, width))
+        self.tables = nn.ModuleList(nn.EmbeddingBag(size, width, mode=pooling) for size in rows)
+        num_vectors = len(self.rows) + bool(num_numbers)
+        num_dots = num_vectors * (num_vectors - 1) // 2
+        self.top = MLP((width + num_dots, *self.top_sizes, 1))
+        empty = torch.zeros(_DIGEST_BYTES, dtype=torch.uint8)
+        self.register_buffer("features_digest", empty)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Tables uniform in +-sqrt(1 / rows), as published; the MLPs as torch does it."""
+        for table, size in zip(self.tables, self.rows, strict=True):
+            bound = sqrt(1 / size)
+            nn.init.uniform_(table.weight, -bound, bound)  # type: ignore[arg-type]
+
+    def zoo_args(self) -> ZooArgs:
+        """The arguments that build this model again."""
+        return {
+            "num_numbers": self.num_numbers,
+            "rows": self.rows,
+            "width": self.width,
+            "bottom": self.bottom_sizes,
+            "top": self.top_sizes,
+            "pooling": self.pooling,
+        }
+
+    def forward(
+        self,
+        numbers_BN: torch.Tensor,
+        ids: torch.Tensor | Sequence[torch.Tensor],
+        offsets: Sequence[torch.Tensor] | None = None,
+        weights: Sequence[torch.Tensor | None] | None = None,
+    ) -> torch.Tensor:
+        """Logits [B] of a click.
+
+        Args:
+            numbers_BN: float [B, N].
+            ids: int [B, C], one id of each category; or, with `offsets`, C vectors of ids.
+            offsets: C vectors [B], where the ids of each row of data begin; a row may have none.
+            weights: C vectors like `ids`, or None for weights of 1; pooling must be "sum".
+        """
+        vectors = self._looked_up(numbers_BN, ids, offsets, weights)
+        if self.bottom is not None:
+            vectors.insert(0, self.bottom(numbers_BN))
+        stacked_BFD = torch.stack(vectors, dim=1)
+        first_BD = stacked_BFD[:, 0] if self.bottom is not None else stacked_BFD.sum(dim=1)
+        dots_BFF = stacked_BFD @ stacked_BFD.transpose(1, 2)
+        # Below the diagonal: every pair once, no vector with itself.
+        count = dots_BFF.shape[1]
+        first, second = torch.tril_indices(count, count, offset=-1, device=dots_BFF.device)
+        dots_BP = dots_BFF[:, first, second]
+        logits: torch.Tensor = self.top(torch.cat([first_BD, dots_BP], dim=1)).squeeze(-1)
+        return logits
+
+    def _looked_up(
+        self,
+        numbers_BN: torch.Tensor,
+        ids: torch.Tensor | Sequence[torch.Tensor],
+        offsets: Sequence[torch.Tensor] | None,
+        weights: Sequence[torch.Tensor | None] | None,
+    ) -> list[torch.Tensor]:
+        """[B, D] of each table."""
+        if numbers_BN.ndim != 2 or numbers_BN.shape[1] != self.num_numbers:
+            raise InputError(
+                f"DLRM: expected numbers [rows, {self.num_numbers}], got {list(numbers_BN.shape)}."
+            )
+        count = len(self.rows)
+        if offsets is None:
+            if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.shape[1] != count:
+                got = list(ids.shape) if isinstance(ids, torch.Tensor) else f"{len(ids)} vectors"
+                raise InputError(
+                    f"DLRM: expected ids [rows, {count}], got {got}. Several ids of a category"
+                    " need offsets."
+                )
+            # A row of the transpose is contiguous only once it is copied.
+            columns = ids.t().contiguous()
+            return [table(columns[i].unsqueeze(1)) for i, table in enumerate(self.tables)]
+        for name, given in (("ids", ids), ("offsets", offsets), ("weights", weights or offsets)):
+            if len(given) != count:
+                raise InputError(f"DLRM: expected {name} of {count} tables, got {len(given)}.")
+        return [
+            table(ids[i], offsets[i], None if weights is None else weights[i])
+            for i, table in enumerate(self.tables)
+        ]

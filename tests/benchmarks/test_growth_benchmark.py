@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The growth benchmark: shared beginnings change nothing, learned growth begins exact."""
+
+import argparse
+import itertools
+
+import pytest
+import torch
+
+import gossamer
+import growth
+from gossamer.zoo import GPT
+from support import growing_gpt as runs
+from support.growing_learned import LearnedGrowth, learn_growth
+
+GROWTHS = {
+    "depth": {"layers": 5},
+    "width": {"width": 2, "symmetry": "noise"},
+    "both": {"width": 3, "depth": 2},
+    "stack": {"depth": 2, "mode": "stack"},
+    "ffn": {"ffn": 2},
+}
+
+
+@pytest.fixture
+def given(tmp_path):
+    return argparse.Namespace(
+        width=16, heads=2, layers=2, context=16, batch=4, steps=300, rates=[1e-3, 2e-3], race=0.3,
+        bf16=False, log=tmp_path / "log.jsonl", log_only=False, trunks=tmp_path / "trunks",
+        text=tmp_path / "text",
+    )  # fmt: skip
+
+
+def small_model(tied=False):
+    torch.manual_seed(0)
+    sizes = {"width": 8, "num_heads": 2, "num_layers": 2, "context": 16}
+    model = GPT(256, **sizes, tied=tied).double()
+    for param in model.parameters():
+        torch.nn.init.normal_(param, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", GROWTHS)
+def test_without_a_step_the_learned_growth_is_the_exact_one(name, tied):
+    small = small_model(tied)
+    larger = gossamer.grow(small, **GROWTHS[name])
+    weights = LearnedGrowth(small, larger).weights()
+    exact = dict(larger.named_parameters())
+    assert weights.keys() == exact.keys()
+    for place, tensor in weights.items():
+        assert torch.allclose(tensor, exact[place], rtol=1e-12, atol=1e-12), place
+    before = {place: tensor.clone() for place, tensor in larger.state_dict().items()}
+    assert learn_growth(small, larger, runs.loss_of, []) == 0
+    for place, tensor in larger.state_dict().items():
+        assert torch.allclose(tensor, before[place], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["depth", "width"])
+def test_a_few_steps_learn(name):
+    small = small_model()
+    larger = gossamer.grow(small, **GROWTHS[name])
+    batch = torch.randint(256, (4, 17), generator=torch.Generator().manual_seed(0))
+    before = runs.loss_of(larger, batch).item()
+    flops = learn_growth(small, larger, runs.loss_of, [batch] * 10, rate=1e-3)
+    assert flops > 0
+    assert runs.loss_of(larger, batch).item() < before
+
+
+def log_of(given):
+    given.text.write_bytes(bytes(itertools.islice(itertools.cycle(range(97, 123)), 8000)))
+    return growth.Log(given, given.trunks)
+
+
+def test_a_shared_beginning_gives_the_run_that_is_done_alone(given, tmp_path):
+    key = ("half the layers, out0", 2e-3, 1.0, 0, "report")
+    log = log_of(given)
+    for budget in (0.4, 1.0):
+        shared = log.row(key[0], key[1], budget, *key[3:])
+    assert len(list(given.trunks.iterdir())) == 2
+    given.trunks, given.log = tmp_path / "other", None
+    alone = log_of(given).row(*key)
+    for name in ("loss", "tflop", "steps", "jump", "curve", "grown_at"):
+        assert shared[name] == alone[name], name
+    assert abs(alone["jump"]) < 1e-5
+
+
+def test_finished_runs_are_not_repeated_and_the_log_is_enough_for_the_table(given):
+    first = log_of(given).row("large from scratch", 2e-3, 0.4, 0, "report")
+    given.log_only = True
+    log = growth.Log(given, given.trunks)
+    assert log.row("large from scratch", 2e-3, 0.4, 0, "report")["loss"] == first["loss"]
+    assert log.row("large from scratch", 2e-3, 0.8, 0, "report") is None
+    assert log.best_rate("large from scratch") is None
+
+
+def test_a_race_is_not_won_by_the_largest_rate(given, monkeypatch):
+    losses = {1e-3: 3.0, 2e-3: 2.0, 4e-3: 1.0, 8e-3: 1.5}
+    names = ("arm", "rate", "budget", "seed", "on")
+    monkeypatch.setattr(
+        growth,
+        "run",
+        lambda *key: {**dict(zip(names, key[3:], strict=True)), "loss": losses[key[4]]},
+    )
+    given.log = None
+    assert log_of(given).best_rate("large from scratch") == 4e-3
+
+
+@pytest.mark.filterwarnings("ignore:grow. symmetry='none'")
+@pytest.mark.parametrize("arm", growth.ARMS)
+def test_every_arm_has_its_compute(arm, given):
+    given.width, given.heads = 64, 4
+    row = log_of(given).row(arm, 2e-3, 0.2, 0, "choose")
+    whole = 6 * growth.active(given, 64, 4, 2) * given.batch * given.context * given.steps
+    assert row["tflop"] == pytest.approx(0.2 * whole / 1e12, rel=0.1)
+    assert row["parameters"] > 0
