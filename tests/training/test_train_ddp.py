@@ -17,6 +17,7 @@ import gossamer.nn as gnn
 from gossamer.errors import InputError
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import Unstructured
+from gossamer.training.distributed.groups import keep_groups
 
 WORLD = 2
 STEPS = 4
@@ -76,6 +77,7 @@ def worker(rank, folder, mode):
         found["counted"] = torch.tensor(counted)
         save_file(found, Path(folder) / f"rank{rank}.safetensors")
     finally:
+        keep_groups()
         dist.destroy_process_group()
 
 

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from gossamer.errors import DistributedError, InputError
+from gossamer.training.distributed.groups import keep_groups
 from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, Place
 from gossamer.training.distributed.processes.watch import HeartbeatWatch, end_together
 from gossamer.training.distributed.told_once import leave_it_to_others
@@ -127,6 +128,7 @@ def joined(sizes: MeshSizes, timeouts: Timeouts | None = None) -> Iterator[RankS
     with end_together(watch):
         session = _connected(store, sizes, rank, watch, timeouts)
         watch.start()
+        keep_groups()
         yield session
         dist.barrier(session.patient)
         # Nobody takes the store away while others still use it.

@@ -21,8 +21,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError
+from gossamer.training.distributed.groups import keep_groups
 from gossamer.training.distributed.tasc.exchange import Tasc
-from gossamer.training.distributed.tasc.exit import let_go_at_exit
 from gossamer.training.distributed.tasc.packet import Packet, PacketPart
 
 
@@ -44,7 +44,7 @@ def attach(ddp: DistributedDataParallel, *, through_buckets: bool = False, **set
 
 def join(ddp: DistributedDataParallel, tasc: Tasc, *, through_buckets: bool = False) -> None:
     """What `attach` does, for a Tasc that is there already."""
-    let_go_at_exit()
+    keep_groups()
     ddp.register_comm_hook(tasc, tasc_hook)
     if not through_buckets and why_not_direct(ddp) is None:
         DirectSteps(ddp, tasc)
