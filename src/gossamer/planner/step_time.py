@@ -4,7 +4,7 @@
 Compute is m microbatches on the slowest stage; the bubble is what the others add before the first
 and after the last of them: (P - 1) (t_f + t_b) for equal stages, divided by the chunks of a rank,
 and (P - 1) (t_f + t_i - t_w) where gradients of weights fill it. Messages between stages wait for
-nobody and hide behind nothing, as in AxoNN's model; `simulation.py` overlaps them.
+nobody and hide behind nothing, as in AxoNN's model; `pipeline` overlaps them.
 """
 
 from collections.abc import Sequence

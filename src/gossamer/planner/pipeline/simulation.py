@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a pipeline, action by action, with links, jitter and slow parts.
+"""One step of a pipeline by events, with links, jitter, slow parts and ranks that share cores.
 
-Where a schedule is a fixed order, times follow from the order alone: every action starts when its
-rank is free and its input is there. Times are arrays over replicas of the pipeline, so thousands
-of ranks cost as much as one pipeline. `events.py` plays what has no order, or too few cores.
+An action starts when its rank is free and its input is there. Where a schedule is a fixed order and
+ranks have cores of their own, all replicas do the same, only at other times: times are arrays over
+replicas, so thousands of ranks cost as much as one pipeline.
+
+Message-driven (AxoNN): the first rank lets P microbatches in; every rank runs whichever message,
+forward or backward, arrived first; each backward that comes home lets the next one in. The last
+rank runs forward and backward of a microbatch at once.
 """
 
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,29 +117,6 @@ class Played:
         return 1 - sum(self.busy) / len(self.busy) / self.seconds
 
 
-class Noise:
-    """Log-normal factors with mean 1; none where jitter is 0, so that nothing is drawn."""
-
-    def __init__(self, jitter: float, seed: int) -> None:
-        self._sigma = float(np.sqrt(np.log1p(jitter**2)))
-        self._generator = np.random.default_rng(seed)
-        self._drawn: list[float] = []
-
-    def factors(self, count: int) -> Times | float:
-        """One factor per replica."""
-        if not self._sigma:
-            return 1.0
-        return self._generator.lognormal(-(self._sigma**2) / 2, self._sigma, count)
-
-    def factor(self) -> float:
-        """One factor; drawn in blocks, since single draws would be most of a simulation."""
-        if not self._sigma:
-            return 1.0
-        if not self._drawn:
-            self._drawn = np.asarray(self.factors(4096)).tolist()
-        return self._drawn.pop()
-
-
 def simulate(
     pipeline: PipelineSpec,
     costs: Costs,
@@ -152,61 +135,190 @@ def simulate(
         cores: all ranks compute on so many cores; None: each has its own.
     """
     costs.check(pipeline)
-    if pipeline.schedule == "message-driven" or cores is not None:
-        from gossamer.planner.pipeline.events import play_events
-
-        return play_events(pipeline, costs, replicas=replicas, seed=seed, cores=cores)
-    return _propagate(pipeline, costs, replicas, seed)
-
-
-def _propagate(pipeline: PipelineSpec, costs: Costs, replicas: int, seed: int) -> Played:
-    """Times of a fixed order; ranks advance as far as they can, in turn."""
-    noise = Noise(costs.jitter, seed)
-    orders = [rank_order(pipeline, rank) for rank in range(pipeline.ranks)]
-    free = [np.zeros(replicas) for _ in orders]
-    busy = [np.zeros(replicas) for _ in orders]
-    link_free: dict[tuple[int, int], Times] = {}
-    ready: dict[Action, Times] = {}
-    spans: list[ActionSpan] = []
-
-    def run(rank: int, action: Action) -> None:
-        start = free[rank]
-        waited = ready.pop(input_of(action), None)
-        if waited is not None:
-            start = np.maximum(start, waited)
-        work = costs.of(action) * costs.slow_ranks.get(rank, 1.0) * noise.factors(replicas)
-        free[rank] = end = start + work
-        busy[rank] = busy[rank] + work
-        spans.append(ActionSpan(rank, action, float(start[0]), float(end[0])))
-        target = next_input(pipeline, action)
-        if target is None:
-            return
-        ends = rank, target.stage % pipeline.ranks
-        if ends[0] == ends[1]:
-            ready[target] = end
-            return
-        leave = np.maximum(end, link_free.get(ends, end))
-        taken = costs.message * costs.slow_links.get(ends, 1.0) * noise.factors(replicas)
-        link_free[ends] = leave + taken
-        ready[target] = leave + taken + costs.latency
-
-    left = [deque(order) for order in orders]
-    while any(left):
-        before = len(spans)
-        for rank, order in enumerate(left):
-            while order and (not needs_input(pipeline, order[0]) or input_of(order[0]) in ready):
-                run(rank, order.popleft())
-        if len(spans) == before:
-            waiting = [rank for rank, order in enumerate(left) if order]
-            raise InputError(f"{pipeline.schedule}: ranks {waiting} wait for each other.")
-    finished = np.stack(free)
+    if cores is not None:
+        games = [_Game(pipeline, costs, seed, pipes=replicas, cores=cores)]
+    elif pipeline.schedule == "message-driven":
+        games = [_Game(pipeline, costs, seed + index) for index in range(replicas)]
+    else:
+        games = [_Game(pipeline, costs, seed, replicas=replicas)]
+    played = [ranks for game in games for ranks in game.play()]
+    # Replicas x ranks.
+    finished = np.hstack([[rank.free for rank in ranks] for ranks in played]).T
+    busy = np.hstack([[rank.busy for rank in ranks] for ranks in played])
+    held = [[held_at_once(rank.done) for rank in ranks] for ranks in played]
     return Played(
         seconds=float(finished.max()),
-        finished=tuple(finished[:, int(finished.max(axis=0).argmax())].tolist()),
-        busy=tuple(float(b.mean()) for b in busy),
-        most_held=tuple(map(held_at_once, orders)),
-        spans=tuple(spans),
+        finished=tuple(finished[finished.max(axis=1).argmax()].tolist()),
+        busy=tuple(busy.mean(axis=1).tolist()),
+        most_held=tuple(map(max, zip(*held, strict=True))),
+        spans=tuple(games[0].spans),
     )
+
+
+@dataclass
+class _Rank:
+    """A process: what it could do, what it has done, and when it is free."""
+
+    pipe: int
+    number: int
+    order: deque[Action]
+    free: Times
+    busy: Times
+    arrived: dict[Action, Times] = field(default_factory=dict)
+    running: bool = False
+    done: list[Action] = field(default_factory=list)
+
+
+class _Game:
+    """Pipes that may share cores, each for a number of replicas that do the same in it."""
+
+    def __init__(
+        self,
+        pipeline: PipelineSpec,
+        costs: Costs,
+        seed: int,
+        *,
+        pipes: int = 1,
+        replicas: int = 1,
+        cores: int | None = None,
+    ) -> None:
+        self.pipeline, self.costs = pipeline, costs
+        self.replicas, self.cores = replicas, cores
+        self.random = np.random.default_rng(seed)
+        self.by_message = pipeline.schedule == "message-driven"
+        self.queue: deque[tuple[_Rank, Action]] = deque()
+        self.events: list[tuple[float, int, _Rank, Action, Times | None]] = []
+        self.count = itertools.count()
+        self.link_free: dict[tuple[int, int, int], Times] = {}
+        self.spans: list[ActionSpan] = []
+        orders = [
+            [] if self.by_message else rank_order(pipeline, rank) for rank in range(pipeline.ranks)
+        ]
+        self.ranks = [
+            [
+                _Rank(pipe, number, deque(order), np.zeros(replicas), np.zeros(replicas))
+                for number, order in enumerate(orders)
+            ]
+            for pipe in range(pipes)
+        ]
+        self.entered = [0] * pipes
+
+    def play(self) -> list[list[_Rank]]:
+        """The ranks of each pipe, when all is done."""
+        for ranks in self.ranks:
+            for rank in ranks:
+                self._offer(rank)
+            if self.by_message:
+                for _ in range(self.pipeline.ranks):
+                    self._enter(ranks[0], ranks[0].free)
+        while self.events:
+            _, _, rank, action, arrival = heapq.heappop(self.events)
+            if arrival is None:
+                self._finish(rank, action)
+            else:
+                self._take(rank, action, arrival)
+        waiting = sorted({rank.number for ranks in self.ranks for rank in ranks if rank.order})
+        if waiting:
+            raise InputError(f"{self.pipeline.schedule}: ranks {waiting} wait for each other.")
+        return self.ranks
+
+    def _enter(self, first: _Rank, now: Times) -> None:
+        """Let the next microbatch into the first stage."""
+        number = self.entered[first.pipe]
+        if number < self.pipeline.microbatches:
+            self.entered[first.pipe] += 1
+            self._take(first, Action(ActionKind.FORWARD, 0, number), now)
+
+    def _take(self, rank: _Rank, action: Action, now: Times) -> None:
+        """The input of an action is there."""
+        rank.arrived[action] = now
+        self._offer(rank)
+
+    def _offer(self, rank: _Rank) -> None:
+        """Start the next action of a rank, if it has one and a core is free."""
+        action = None if rank.running else self._next(rank)
+        if action is None:
+            return
+        start = np.maximum(rank.free, rank.arrived.pop(input_of(action), rank.free))
+        rank.running = True
+        if self.cores == 0:
+            self.queue.append((rank, action))
+        else:
+            self._start(rank, action, start)
+
+    def _next(self, rank: _Rank) -> Action | None:
+        if self.by_message:
+            # Of two that wait, the backward one: it frees memory and lets a microbatch in.
+            first = (one for one in rank.arrived if one.kind is not ActionKind.FORWARD)
+            return next(first, next(iter(rank.arrived), None))
+        if not rank.order:
+            return None
+        action = rank.order[0]
+        if needs_input(self.pipeline, action) and input_of(action) not in rank.arrived:
+            return None
+        return rank.order.popleft()
+
+    def _start(self, rank: _Rank, action: Action, now: Times) -> None:
+        if self.cores is not None:
+            self.cores -= 1
+        seconds = self.costs.of(action)
+        if self._is_last(action):
+            seconds += self.costs.of(action._replace(kind=ActionKind.BACKWARD))
+        work = self._noisy(seconds * self.costs.slow_ranks.get(rank.number, 1.0))
+        rank.busy = rank.busy + work
+        rank.free = now + work
+        if rank.pipe == 0:
+            self.spans.append(ActionSpan(rank.number, action, float(now[0]), float(rank.free[0])))
+        self._push(rank.free, rank, action, None)
+
+    def _finish(self, rank: _Rank, action: Action) -> None:
+        rank.running = False
+        rank.done.append(action)
+        if self._is_last(action):
+            action = action._replace(kind=ActionKind.BACKWARD)
+            rank.done.append(action)
+        self._give(rank, action)
+        if self.cores is not None:
+            self.cores += 1
+            if self.queue:
+                self._start(*self.queue.popleft(), rank.free)
+        self._offer(rank)
+
+    def _give(self, rank: _Rank, action: Action) -> None:
+        """Send what an action made to the stage that waits for it."""
+        now, target = rank.free, next_input(self.pipeline, action)
+        if target is None:
+            if self.by_message and action.kind is ActionKind.BACKWARD:
+                self._enter(rank, now)
+            return
+        other = self.ranks[rank.pipe][target.stage % self.pipeline.ranks]
+        if other is rank:
+            self._take(rank, target, now)
+            return
+        ends = rank.number, other.number
+        link = (rank.pipe, *ends)
+        leave = np.maximum(now, self.link_free.get(link, now))
+        taken = self._noisy(self.costs.message * self.costs.slow_links.get(ends, 1.0))
+        self.link_free[link] = leave + taken
+        arrival = self.link_free[link] + self.costs.latency
+        self._push(arrival, other, target, arrival)
+
+    def _push(self, time: Times, rank: _Rank, action: Action, arrival: Times | None) -> None:
+        """An action ends, or its input arrives; the clock of the first replica orders events."""
+        event = float(time[0]), next(self.count), rank, action, arrival
+        heapq.heappush(self.events, event)
+
+    def _noisy(self, seconds: float) -> Times:
+        """With log-normal factors of mean 1, one per replica; without jitter nothing is drawn."""
+        sigma = float(np.sqrt(np.log1p(self.costs.jitter**2)))
+        if not sigma:
+            return np.full(self.replicas, seconds)
+        return seconds * self.random.lognormal(-(sigma**2) / 2, sigma, self.replicas)
+
+    def _is_last(self, action: Action) -> bool:
+        """Whether a message runs forward and backward at once."""
+        is_end = action.stage == self.pipeline.stages - 1
+        return self.by_message and action.kind is ActionKind.FORWARD and is_end
 
 
 def held_at_once(order: Sequence[Action]) -> int:
