@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from gossamer.planner.candidates import PlannedLayout
-from gossamer.planner.pipeline import ActionKind, Played
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page
 from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.page import TextTable
 
 __all__ = [
@@ -24,44 +24,6 @@ __all__ = [
 
 _HUES = ("hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "dense")
 _ROW, _BAR, _LEFT, _RIGHT = 26.0, 16.0, 190.0, 90.0
-_KINDS = {
-    ActionKind.FORWARD: "hue1",
-    ActionKind.BACKWARD: "hue3",
-    ActionKind.INPUT: "hue3",
-    ActionKind.WEIGHT: "hue4",
-}
-_MAX_RANKS = 32
-_MAX_SPANS = 4000
-
-
-def timeline_chart(played: Played, title: str) -> Chart:
-    """Who works when: a row per rank, a bar per forward and backward."""
-    ranks = range(min(_MAX_RANKS, len(played.finished)))
-    scale, height = (WIDTH - 70) / (played.seconds or 1), len(ranks) * 18.0 + 24
-    shown = (span for span in played.spans if span.rank in ranks)
-    return Chart(
-        title,
-        height,
-        (("forward", "hue1"), ("backward", "hue3"), ("weights", "hue4")),
-        [
-            *(Bar(60, rank * 18.0 + 4, WIDTH - 70, 12, "track") for rank in ranks),
-            *(
-                Bar(
-                    60 + span.start * scale,
-                    span.rank * 18.0 + 4,
-                    max(0.6, (span.end - span.start) * scale - 0.6),
-                    12,
-                    _KINDS[span.action.kind],
-                    f"{span.action.kind.value}{span.action.microbatch}, stage {span.action.stage}",
-                )
-                for span in sorted(shown, key=lambda span: span.start)[:_MAX_SPANS]
-            ),
-        ],
-        [
-            *(Label(52, rank * 18.0 + 14, f"rank {rank}", "end") for rank in ranks),
-            Label(WIDTH - 10, height - 4, f"{played.seconds:.3g} s", "end"),
-        ],
-    )
 
 
 def scaling_chart(
@@ -229,8 +191,9 @@ def plan_page(plan: ClusterPlan, name: str) -> Page:
         ]
     charts += [
         timeline_chart(
-            found.evaluator.play(found.best.layout),
+            found.evaluator.play(found.best.layout).spans,
             f"One step of the pipeline, {found.state.name}",
+            ranks=found.best.layout.grid.pipeline,
         )
         for found in plan.states
         if found.best is not None and found.best.layout.grid.pipeline > 1

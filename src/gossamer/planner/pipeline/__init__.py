@@ -2,8 +2,8 @@
 """One pipeline played event by event: orders of work, costs, and what they come to.
 
 `simulate` plays a `PipelineSpec` with the `Costs` of its parts and gives what was `Played`.
-`SCHEDULES` are the orders of work by `ScheduleName`, `schedule_fault` says why one does not fit,
-and an `ActionKind` is what a rank does at a time. Names are loaded on first use.
+`SCHEDULES` are the orders of work by `ScheduleName`, `schedule_fault` says why one does not fit.
+Names are loaded on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from gossamer.lazy_door import lazy_door
 if TYPE_CHECKING:
     from gossamer.planner.pipeline.schedules import (
         SCHEDULES,
-        ActionKind,
         PipelineSpec,
         ScheduleName,
         schedule_fault,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEDULES",
-    "ActionKind",
     "Costs",
     "PipelineSpec",
     "Played",
@@ -35,7 +33,6 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "SCHEDULES": "schedules",
-        "ActionKind": "schedules",
         "Costs": "simulation",
         "PipelineSpec": "schedules",
         "Played": "simulation",

@@ -20,10 +20,10 @@ SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 class ActionKind(str, Enum):
     """Work on one microbatch: forward, backward, or backward in two halves."""
 
-    FORWARD = "F"
-    BACKWARD = "B"
-    INPUT = "I"
-    WEIGHT = "W"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT = "input"
+    WEIGHT = "weight"
 
 
 class Action(NamedTuple):

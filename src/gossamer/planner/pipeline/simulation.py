@@ -29,6 +29,7 @@ from gossamer.planner.pipeline.schedules import (
     next_input,
     rank_order,
 )
+from gossamer.training.distributed.pipeline import WorkSpan
 
 Times = NDArray[np.float64]
 
@@ -82,16 +83,6 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class ActionSpan:
-    """An action of one rank and when it ran."""
-
-    rank: int
-    action: Action
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
 class Played:
     """What came of a step.
 
@@ -107,7 +98,7 @@ class Played:
     finished: tuple[float, ...]
     busy: tuple[float, ...]
     most_held: tuple[int, ...]
-    spans: tuple[ActionSpan, ...]
+    spans: tuple[WorkSpan, ...]
 
     @property
     def bubble(self) -> float:
@@ -190,7 +181,7 @@ class _Game:
         self.events: list[tuple[float, int, _Rank, Action, Times | None]] = []
         self.count = itertools.count()
         self.link_free: dict[tuple[int, int, int], Times] = {}
-        self.spans: list[ActionSpan] = []
+        self.spans: list[WorkSpan] = []
         orders = [
             [] if self.by_message else rank_order(pipeline, rank) for rank in range(pipeline.ranks)
         ]
@@ -268,7 +259,8 @@ class _Game:
         rank.busy = rank.busy + work
         rank.free = now + work
         if rank.pipe == 0:
-            self.spans.append(ActionSpan(rank.number, action, float(now[0]), float(rank.free[0])))
+            span = action.stage, action.kind.value, action.microbatch
+            self.spans.append(WorkSpan(*span, float(now[0]), float(rank.free[0])))
         self._push(rank.free, rank, action, None)
 
     def _finish(self, rank: _Rank, action: Action) -> None:
