@@ -8,7 +8,6 @@ no order: whatever arrives first is run.
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, Literal, NamedTuple, get_args
 
 from gossamer.errors import InputError
@@ -17,13 +16,8 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "message-d
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 
 
-class ActionKind(str, Enum):
-    """Work on one microbatch: forward, backward, or backward in two halves."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    INPUT = "input"
-    WEIGHT = "weight"
+# Work on one microbatch: forward, backward, or backward in two halves.
+ActionKind = Literal["forward", "backward", "input", "weight"]
 
 
 class Action(NamedTuple):
@@ -94,11 +88,11 @@ def _in_turns(pipeline: PipelineSpec, rank: int) -> list[Action]:
     """Forwards, all of them for gpipe, until the first backward comes; then one of each."""
     m = pipeline.microbatches
     warmup = m if pipeline.schedule == "gpipe" else min(m, pipeline.ranks - rank)
-    order = [Action(ActionKind.FORWARD, rank, k) for k in range(warmup)]
+    order = [Action("forward", rank, k) for k in range(warmup)]
     for k in range(m):
-        order.append(Action(ActionKind.BACKWARD, rank, k))
+        order.append(Action("backward", rank, k))
         if warmup + k < m:
-            order.append(Action(ActionKind.FORWARD, rank, warmup + k))
+            order.append(Action("forward", rank, warmup + k))
     return order
 
 
@@ -123,38 +117,38 @@ def _in_rounds(pipeline: PipelineSpec, rank: int) -> list[Action]:
 
     for step in range(total + warmup):
         if step < total:
-            add(ActionKind.FORWARD, step // per_round % v * P + rank)
+            add("forward", step // per_round % v * P + rank)
         late = step - warmup
         if late < 0:
             continue
         backward_stages.append((v - 1 - late // per_round % v) * P + rank)
-        add(ActionKind.INPUT if splits else ActionKind.BACKWARD, backward_stages[-1])
+        add("input" if splits else "backward", backward_stages[-1])
         if splits and late >= rank:
-            add(ActionKind.WEIGHT, backward_stages[late - rank])
+            add("weight", backward_stages[late - rank])
     if splits:
         for stage in backward_stages[max(0, total - rank) :]:
-            add(ActionKind.WEIGHT, stage)
+            add("weight", stage)
     return order
 
 
 def input_of(action: Action) -> Action:
     """What an action waits for; gradients arrive as BACKWARD, whole or in halves."""
-    if action.kind is ActionKind.INPUT:
-        return action._replace(kind=ActionKind.BACKWARD)
+    if action.kind == "input":
+        return action._replace(kind="backward")
     return action
 
 
 def needs_input(pipeline: PipelineSpec, action: Action) -> bool:
     """Whether an action waits for another stage; gradients of weights never do."""
-    first = 0 if action.kind is ActionKind.FORWARD else pipeline.stages - 1
-    return action.kind is not ActionKind.WEIGHT and action.stage != first
+    first = 0 if action.kind == "forward" else pipeline.stages - 1
+    return action.kind != "weight" and action.stage != first
 
 
 def next_input(pipeline: PipelineSpec, action: Action) -> Action | None:
     """What an action gives to another one, if it does."""
-    if action.kind is ActionKind.FORWARD:
+    if action.kind == "forward":
         following = action.stage + 1
         return action._replace(stage=following) if following < pipeline.stages else None
-    if action.kind is ActionKind.WEIGHT or action.stage == 0:
+    if action.kind == "weight" or action.stage == 0:
         return None
-    return Action(ActionKind.BACKWARD, action.stage - 1, action.microbatch)
+    return Action("backward", action.stage - 1, action.microbatch)

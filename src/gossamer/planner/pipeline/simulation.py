@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from gossamer.errors import InputError
 from gossamer.planner.pipeline.schedules import (
     Action,
-    ActionKind,
     PipelineSpec,
     input_of,
     needs_input,
@@ -75,10 +74,10 @@ class Costs:
         stage = action.stage
         input_seconds, weight_seconds = self.backward_input[stage], self.backward_weight[stage]
         return {
-            ActionKind.FORWARD: self.forward[stage],
-            ActionKind.BACKWARD: input_seconds + weight_seconds,
-            ActionKind.INPUT: input_seconds,
-            ActionKind.WEIGHT: weight_seconds,
+            "forward": self.forward[stage],
+            "backward": input_seconds + weight_seconds,
+            "input": input_seconds,
+            "weight": weight_seconds,
         }[action.kind]
 
 
@@ -218,7 +217,7 @@ class _Game:
         number = self.entered[first.pipe]
         if number < self.pipeline.microbatches:
             self.entered[first.pipe] += 1
-            self._take(first, Action(ActionKind.FORWARD, 0, number), now)
+            self._take(first, Action("forward", 0, number), now)
 
     def _take(self, rank: _Rank, action: Action, now: Times) -> None:
         """The input of an action is there."""
@@ -240,7 +239,7 @@ class _Game:
     def _next(self, rank: _Rank) -> Action | None:
         if self.by_message:
             # Of two that wait, the backward one: it frees memory and lets a microbatch in.
-            first = (one for one in rank.arrived if one.kind is not ActionKind.FORWARD)
+            first = (one for one in rank.arrived if one.kind != "forward")
             return next(first, next(iter(rank.arrived), None))
         if not rank.order:
             return None
@@ -254,20 +253,20 @@ class _Game:
             self.cores -= 1
         seconds = self.costs.of(action)
         if self._is_last(action):
-            seconds += self.costs.of(action._replace(kind=ActionKind.BACKWARD))
+            seconds += self.costs.of(action._replace(kind="backward"))
         work = self._noisy(seconds * self.costs.slow_ranks.get(rank.number, 1.0))
         rank.busy = rank.busy + work
         rank.free = now + work
         if rank.pipe == 0:
-            span = action.stage, action.kind.value, action.microbatch
-            self.spans.append(WorkSpan(*span, float(now[0]), float(rank.free[0])))
+            kind, stage, number = action
+            self.spans.append(WorkSpan(stage, kind, number, float(now[0]), float(rank.free[0])))
         self._push(rank.free, rank, action, None)
 
     def _finish(self, rank: _Rank, action: Action) -> None:
         rank.running = False
         rank.done.append(action)
         if self._is_last(action):
-            action = action._replace(kind=ActionKind.BACKWARD)
+            action = action._replace(kind="backward")
             rank.done.append(action)
         self._give(rank, action)
         if self.cores is not None:
@@ -280,7 +279,7 @@ class _Game:
         """Send what an action made to the stage that waits for it."""
         now, target = rank.free, next_input(self.pipeline, action)
         if target is None:
-            if self.by_message and action.kind is ActionKind.BACKWARD:
+            if self.by_message and action.kind == "backward":
                 self._enter(rank, now)
             return
         other = self.ranks[rank.pipe][target.stage % self.pipeline.ranks]
@@ -310,16 +309,16 @@ class _Game:
     def _is_last(self, action: Action) -> bool:
         """Whether a message runs forward and backward at once."""
         is_end = action.stage == self.pipeline.stages - 1
-        return self.by_message and action.kind is ActionKind.FORWARD and is_end
+        return self.by_message and action.kind == "forward" and is_end
 
 
 def held_at_once(order: Sequence[Action]) -> int:
     """Most forwards whose backward, of the weights where that is separate, is still to come."""
     held = most = 0
     for action in order:
-        if action.kind is ActionKind.FORWARD:
+        if action.kind == "forward":
             held += 1
             most = max(most, held)
-        elif action.kind is not ActionKind.INPUT:
+        elif action.kind != "input":
             held -= 1
     return most

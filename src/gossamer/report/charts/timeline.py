@@ -51,10 +51,8 @@ def timeline_chart(
         name = "stage" if ranks is None else "rank"
         chart.labels.append(Label(_LEFT - 10, top + 12, f"{name} {row}", "end"))
         chart.bars.append(Bar(_LEFT, top, across, _BAR, "track"))
-    for span in shown:
-        top, took, number = tops.get(row_of(span)), span.stop - span.start, str(span.microbatch)
-        if top is None:
-            continue
+    for span in (span for span in shown if row_of(span) in tops):
+        top, took, number = tops[row_of(span)], span.stop - span.start, str(span.microbatch)
         x = _LEFT + (span.start - begin) / length * across
         width = max(0.5, took / length * across - 0.5)
         where = "" if ranks is None else f", stage {span.stage}"
