@@ -16,6 +16,8 @@ from gossamer.errors import PatternError
 from gossamer.patterns.syntax import LEGAL_FORMS, PatternText, form_of, read_builtin
 from gossamer.recipes.phrases import near, plain, show
 
+__all__ = ["Settings", "as_list", "whole_number"]
+
 MAX_STEPS = 2**40
 # (field, what is wrong with it)
 Found = Iterator[tuple[str, str]]
