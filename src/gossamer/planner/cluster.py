@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from gossamer.errors import ClusterError
 from gossamer.plain_data import map_leaves
 from gossamer.recipes.base import Settings, as_list, whole_number
-from gossamer.recipes.faults import Fault, RecipeFaults
 from gossamer.recipes.faults import Path as FieldPath
+from gossamer.recipes.faults import RecipeFaults
 from gossamer.recipes.phrases import field_words, near, plain, show
 from gossamer.recipes.yaml_lines import parse_yaml, read_file
 
@@ -168,12 +168,8 @@ _MODELS: dict[str, type[Settings]] = {
 }
 
 
-class ClusterFaults(ClusterError):
+class ClusterFaults(ClusterError, RecipeFaults):
     """All faults of one description."""
-
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
-        self.faults = faults
-        super().__init__("\n".join(map(str, faults)))
 
 
 def builtin_clusters() -> list[str]:
@@ -207,12 +203,12 @@ def parse_cluster(raw: bytes, source: str) -> ClusterSpec:
         raise ClusterFaults(error.faults) from error
     if not isinstance(document.data, dict):
         text = f"expected a mapping that starts 'gossamer-cluster: 1', got {show(document.data)}."
-        raise ClusterFaults((document.fault((), text),))
+        raise ClusterFaults([document.fault((), text)])
     try:
         return ClusterSpec.model_validate(document.data)
     except ValidationError as error:
         found = [document.fault(path, text) for path, text in _findings(error)]
-        raise ClusterFaults(tuple(sorted(found, key=lambda f: (f.line or 0, f.path)))) from error
+        raise ClusterFaults(sorted(found, key=lambda f: (f.line or 0, f.path))) from error
 
 
 def cluster_text(cluster: ClusterSpec) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page
-from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line, bar_rows
 from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.page import TextTable
 
@@ -23,7 +23,6 @@ __all__ = [
 ]
 
 _HUES = ("hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "dense")
-_ROW, _BAR, _LEFT, _RIGHT = 26.0, 16.0, 190.0, 90.0
 
 
 def scaling_chart(
@@ -61,25 +60,16 @@ def _stacked(
 ) -> Chart:
     parts = [part for part in next(iter(rows.values())) if any(row[part] for row in rows.values())]
     hues = dict(zip(parts, _HUES, strict=False))
-    chart = Chart(
-        title,
-        len(rows) * _ROW + 6,
-        legend=tuple((part.replace("_", "-"), hues[part]) for part in parts),
-    )
-    longest = max(sum(row.values()) for row in rows.values()) or 1.0
-    span = WIDTH - _LEFT - _RIGHT
-    for index, (name, row) in enumerate(rows.items()):
-        top, x = index * _ROW + 4, _LEFT
-        chart.labels.append(Label(_LEFT - 10, top + 12, name, "end"))
-        for part in parts:
-            width = span * row[part] / longest
-            if width:
-                chart.bars.append(
-                    Bar(x, top, width, _BAR, hues[part], f"{part}: {text(row[part])}")
-                )
-            x += width
-        chart.labels.append(Label(x + 8, top + 12, text(sum(row.values())), "value"))
-    return chart
+    shown = [
+        (
+            name,
+            [(hues[part], row[part], f"{part}: {text(row[part])}") for part in parts if row[part]],
+            text(sum(row.values())),
+        )
+        for name, row in rows.items()
+    ]
+    legend = tuple((part.replace("_", "-"), hues[part]) for part in parts)
+    return bar_rows(title, shown, "after", left=190.0, height=16.0, legend=legend)
 
 
 _SHOWN = 12  # Layouts of a state, fastest first.
