@@ -9,7 +9,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from gossamer.errors import InputError
 from gossamer.planner import Costs, PipelineSpec, simulate
 from gossamer.planner.candidates import held
-from gossamer.planner.pipeline.schedules import rank_order, schedule_fault
+from gossamer.planner.pipeline_orders import rank_order, schedule_fault
 from gossamer.planner.workload import RankGrid, RankLayout
 
 ORDERED = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)]

@@ -77,7 +77,22 @@ pooling_option = option(
     default="mean",
     help="Of embeddings: mean of all tokens, or the first token.",
 )
-threads_option = option("--threads", type=POSITIVE, help="[default: as torch has it]")
+
+
+def _use_threads(_: click.Context, __: click.Parameter, count: int | None) -> None:
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+
+
+threads_option = option(
+    "--threads",
+    type=POSITIVE,
+    callback=_use_threads,
+    expose_value=False,
+    help="[default: as torch has it]",
+)
 special_tokens_option = option(
     "--special-tokens", is_flag=True, help="Read special tokens where texts spell them."
 )

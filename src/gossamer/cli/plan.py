@@ -8,7 +8,7 @@ from click import Choice, UsageError, argument, option
 
 from gossamer.cli.options import PATH, POSITIVE, SPARSITY
 from gossamer.cli.shell import Output, Verbatim, gossamer_command, table
-from gossamer.planner.pipeline import SCHEDULES
+from gossamer.planner.pipeline_orders import SCHEDULES
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048

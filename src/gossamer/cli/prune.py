@@ -112,8 +112,11 @@ def prune(
         # In the order in which they are pruned.
         layers = (
             (
-                *(row.name, "x".join(map(str, row.shape)), row.pattern),
-                *(f"{row.kept:,}", f"{row.seconds:.2f}"),
+                row.name,
+                "x".join(map(str, row.shape)),
+                row.pattern,
+                f"{row.kept:,}",
+                f"{row.seconds:.2f}",
             )
             for row in plan.layers
         )
@@ -134,12 +137,24 @@ def prune(
         return
     outcome = run_prune(request, out)
     shown = table(
-        *("layer", "shape", "pattern", ">sparsity", ">dense", ">pruned", "format", "note"),
+        "layer",
+        "shape",
+        "pattern",
+        ">sparsity",
+        ">dense",
+        ">pruned",
+        "format",
+        "note",
         rows=(
             (
-                *(row.name, "x".join(map(str, row.shape)), row.pattern, f"{row.sparsity:.1%}"),
-                *(format_bytes(row.bytes_dense), format_bytes(row.bytes_sparse)),
-                *(row.format, row.note),
+                row.name,
+                "x".join(map(str, row.shape)),
+                row.pattern,
+                f"{row.sparsity:.1%}",
+                format_bytes(row.bytes_dense),
+                format_bytes(row.bytes_sparse),
+                row.format,
+                row.note,
             )
             for row in outcome.report.layers
         ),

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page
-from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line, bar_rows
+from gossamer.report.charts import Chart, bar_rows
+from gossamer.report.charts.plots import Plot
 from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.page import TextTable
 
@@ -25,34 +26,24 @@ __all__ = [
 _HUES = ("hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "dense")
 
 
-def scaling_chart(
-    title: str, curves: Mapping[str, Sequence[tuple[int, float]]], height: float = 360.0
-) -> Chart:
+def scaling_chart(title: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> Chart:
     """Seconds of a step over ranks, both on logarithmic axes; a straight line scales perfectly."""
     hues = dict(zip(curves, ("dense", *_HUES), strict=False))
-    chart = Chart(title, height, legend=tuple((name, hues[name]) for name in curves))
-    points = [point for curve in curves.values() for point in curve]
-    xs = [math.log2(ranks) for ranks, _ in points]
-    ys = [math.log2(seconds) for _, seconds in points]
-    left, right, top, bottom = 70.0, WIDTH - 30, 20.0, height - 34
-
-    def place(ranks: float, seconds: float) -> tuple[float, float]:
-        across = (math.log2(ranks) - min(xs)) / (max(xs) - min(xs) or 1)
-        up = (math.log2(seconds) - min(ys)) / (max(ys) - min(ys) or 1)
-        return left + across * (right - left), bottom - up * (bottom - top)
-
-    chart.lines.append(Line(((left, top), (left, bottom), (right, bottom)), "axis"))
-    for ranks in sorted({ranks for ranks, _ in points}):
-        chart.labels.append(Label(place(ranks, 1)[0], height - 12, f"{ranks}", "value"))
-    for seconds in (2 ** min(ys), 2 ** max(ys)):
-        chart.labels.append(Label(left - 8, place(1, seconds)[1] + 4, f"{seconds:.3g} s", "end"))
+    logs = {
+        name: [(math.log2(ranks), math.log2(seconds)) for ranks, seconds in curve]
+        for name, curve in curves.items()
+    }
+    xs, ys = zip(*(point for curve in logs.values() for point in curve), strict=True)
+    plot = Plot(title, 360.0, tuple(hues.items()), x=(min(xs), max(xs)), y=(min(ys), max(ys)))
+    for x in sorted(set(xs)):
+        plot.label_x(x, f"{2**x:.0f}")
+    for y in plot.y:
+        plot.label_y(y, f"{2**y:.3g} s")
     for name, curve in curves.items():
-        placed = tuple(place(*point) for point in curve)
-        chart.lines.append(Line(placed, hues[name]))
-        for (x, y), (ranks, seconds) in zip(placed, curve, strict=True):
-            text = f"{name}, {ranks} ranks: {seconds:.3g} s"
-            chart.bars.append(Bar(x - 3.5, y - 3.5, 7, 7, hues[name], text))
-    return chart
+        plot.line(logs[name], hues[name])
+        for place, (ranks, seconds) in zip(logs[name], curve, strict=True):
+            plot.dot(*place, hues[name], f"{name}, {ranks} ranks: {seconds:.3g} s")
+    return plot
 
 
 def _stacked(
@@ -75,8 +66,17 @@ def _stacked(
 _SHOWN = 12  # Layouts of a state, fastest first.
 FORECAST = "A forecast: nothing was run. Times come from a model of the cluster, not from a clock."
 _HEAD = (
-    *("state", "data x pipe x shard", "schedule", "microbatches", ">GB", ">s a step", ">compute"),
-    *(">bubble", ">network", ">other", ">MB sent"),
+    "state",
+    "data x pipe x shard",
+    "schedule",
+    "microbatches",
+    ">GB",
+    ">s a step",
+    ">compute",
+    ">bubble",
+    ">network",
+    ">other",
+    ">MB sent",
 )
 
 
@@ -208,7 +208,6 @@ def plan_page(plan: ClusterPlan, name: str) -> Page:
         f" {plan.work.sparsity:.0%} of {plan.shape.prunable / 1e6:,.1f} M pruned,"
         f" {plan.work.batch} samples of {plan.shape.tokens} tokens a step on {plan.ranks} ranks.",
         comparison=_comparison(plan),
-        layers=(),
         machine={
             "cluster": plan.cluster.description or name,
             "figures": plan.cluster.figures,

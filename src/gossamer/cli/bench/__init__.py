@@ -86,13 +86,29 @@ def linear(
             rows.append(bench_linear(shape, count, sparsity, pattern))
             stage.advance()
     shown = table(
-        *("shape", "tokens", "sparsity", "pattern", ">dense us", ">sparse us", ">speed-up"),
-        *(">spread", ">dense GFLOP/s", ">kept GFLOP/s", ">of ceiling"),
+        "shape",
+        "tokens",
+        "sparsity",
+        "pattern",
+        ">dense us",
+        ">sparse us",
+        ">speed-up",
+        ">spread",
+        ">dense GFLOP/s",
+        ">kept GFLOP/s",
+        ">of ceiling",
         rows=(
             (
-                *(f"{row.rows}x{row.columns}", f"{row.tokens}", f"{row.sparsity:.1%}", row.pattern),
-                *(f"{row.dense_us:.0f}", f"{row.sparse_us:.0f}", f"{row.ratio:.2f}x"),
-                *(f"{row.spread:.0%}", f"{row.dense_gflops:.0f}", f"{row.kept_gflops:.0f}"),
+                f"{row.rows}x{row.columns}",
+                f"{row.tokens}",
+                f"{row.sparsity:.1%}",
+                row.pattern,
+                f"{row.dense_us:.0f}",
+                f"{row.sparse_us:.0f}",
+                f"{row.ratio:.2f}x",
+                f"{row.spread:.0%}",
+                f"{row.dense_gflops:.0f}",
+                f"{row.kept_gflops:.0f}",
                 f"{row.ceiling_fraction:.0%}",
             )
             for row in rows

@@ -116,11 +116,20 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
         _write_page(times, document, html)
         document["html"] = str(html)
     shown = table(
-        *("batch", "engine", "precision", ">ms", ">speed-up", ">error"),
+        "batch",
+        "engine",
+        "precision",
+        ">ms",
+        ">speed-up",
+        ">error",
         rows=(
             (
-                *(str(size), row.engine, row.precision),
-                *(f"{row.ms:.2f}", f"{rows[0].ms / row.ms:.2f}x", f"{row.error:.0e}"),
+                str(size),
+                row.engine,
+                row.precision,
+                f"{row.ms:.2f}",
+                f"{rows[0].ms / row.ms:.2f}x",
+                f"{row.error:.0e}",
             )
             for size, rows in times.items()
             for row in rows
@@ -167,7 +176,6 @@ def _write_page(
             " sequence. Zeros are in every engine's weights; those without sparse kernels multiply"
             " them.",
             comparison=Comparison(tuple(f"{e} {p}" for e, p in shown), tuple(figures)),
-            layers=(),
             machine={**document["machine"], "engines": versions or "none"},
             notes=(
                 *(f"Not installed: {name}." for name in document["missing"]),

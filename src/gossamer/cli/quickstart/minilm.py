@@ -28,7 +28,7 @@ from gossamer.errors import InputError
 from gossamer.io import load, load_pretrained, read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.recipes import Calibration, prune_recipe
-from gossamer.report import Comparison, Page, Report, describe_machine
+from gossamer.report import Comparison, Page, Report
 from gossamer.report.page import TextTable
 from gossamer.running.layers import explain
 from gossamer.runs import prune
@@ -171,7 +171,6 @@ def _tell(
         " run. Every number below was measured just now on one thread of this machine.",
         comparison=comparison,
         layers=layers,
-        machine=describe_machine(),
         steps=(
             ("Loaded the dense model from the installed package.", "no download"),
             (

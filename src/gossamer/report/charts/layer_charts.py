@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from gossamer.report.charts.shapes import WIDTH, Bar, Chart, Curve, Label, Line, shorten
+from gossamer.report.charts.plots import Plot
+from gossamer.report.charts.shapes import WIDTH, Bar, Chart, Curve, Label, shorten
 from gossamer.running.layers import LayerTime, LayerTimes, Row
 
 __all__ = [
@@ -130,34 +131,21 @@ def layer_bars(times: LayerTimes) -> Chart:
 
 def curve_chart(curve: Curve) -> Chart:
     """A line over steps with its extremes as labels and the marked moments as verticals."""
-    left, right, top, bottom = 60.0, WIDTH - 20, 26.0, _CURVE_HEIGHT - 26
-    xs = [x for x, _ in curve.points] or [0.0]
-    ys = [y for _, y in curve.points if math.isfinite(y)] or [0.0]
-    low_x, high_x, low, high = min(xs), max(xs), min(ys), max(ys)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - low_x) / (high_x - low_x or 1)
-        up = (y - low) / (high - low or 1)
-        return left + across * (right - left), bottom - up * (bottom - top)
-
-    chart = Chart(curve.title, _CURVE_HEIGHT)
-    chart.lines.append(Line(((left, top), (left, bottom), (right, bottom)), "axis"))
-    points = tuple(place(x, y) for x, y in curve.points if math.isfinite(y))
-    chart.lines.append(Line(points, "curve"))
-    chart.labels.extend(
-        [
-            Label(left - 8, bottom + 4, f"{low:.3g}", "end"),
-            Label(left - 8, top + 4, f"{high:.3g}", "end"),
-            Label(left, bottom + 20, f"{low_x:g}"),
-            Label(right, bottom + 20, f"{curve.unit} {high_x:g}", "end"),
-        ]
-    )
+    points = [(x, y) for x, y in curve.points if math.isfinite(y)]
+    xs, ys = [x for x, _ in curve.points] or [0.0], [y for _, y in points] or [0.0]
+    plot = Plot(curve.title, _CURVE_HEIGHT, x=(min(xs), max(xs)), y=(min(ys), max(ys)))
+    plot.line(points, "curve")
+    for y in plot.y:
+        plot.label_y(y, f"{y:.3g}")
+    first, last = plot.x
+    plot.label_x(first, f"{first:g}", "")
+    plot.label_x(last, f"{curve.unit} {last:g}", "end")
     for step, text in curve.marks:
-        x, _ = place(step, low)
-        chart.lines.append(Line(((x, top), (x, bottom)), "mark"))
-        near_end = x > (left + right) / 2
-        chart.labels.append(Label(x + (-5 if near_end else 5), top - 8, text, "end" * near_end))
-    return chart
+        plot.line(((step, y) for y in plot.y), "mark")
+        x, top = plot.place(step, plot.y[1])
+        near_end = x > WIDTH / 2
+        plot.labels.append(Label(x + (-5 if near_end else 5), top - 8, text, "end" * near_end))
+    return plot
 
 
 def _label_width(rows: Sequence[Row]) -> float:

@@ -164,8 +164,6 @@ def _write_page(request: PruneRequest, outcome: PruneOutcome, folder: RunFolder)
         lead=f"{request.origin.text}, pruned to {outcome.report.sparsity:.0%} zeros in"
         f" {len(outcome.report.layers)} layers and trained with the dense model as teacher.",
         comparison=outcome.comparison,
-        layers=(),
-        machine=describe_machine(),
         curves=found,
         notes=tuple(outcome.report.notes),
     )

@@ -214,8 +214,6 @@ def _write_page(
         lead=f"{loop.step} steps, {report.sparsity:.1%} zeros in {len(report.layers)} layers."
         f" {quality}",
         comparison=comparison,
-        layers=(),
-        machine=describe_machine(),
         curves=curves(records),
         notes=(*report.notes, *_traffic(records)),
     )

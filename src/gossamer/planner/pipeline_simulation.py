@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.errors import InputError
-from gossamer.planner.pipeline.schedules import (
+from gossamer.planner.pipeline_orders import (
     Action,
     PipelineSpec,
     input_of,

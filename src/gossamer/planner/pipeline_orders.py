@@ -12,6 +12,8 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from gossamer.errors import InputError
 
+__all__ = ["SCHEDULES"]
+
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "message-driven"]
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 
