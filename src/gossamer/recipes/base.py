@@ -154,5 +154,18 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 # Steps of an optimizer, and how many samples one of them sees.
 Steps = Annotated[int, Field(ge=0, le=100_000_000)]
 Samples = Annotated[int, Field(ge=1, le=1_000_000)]
+# Numbers as several stages have them: a part of a whole, one that is never all of it, one that is
+# never nothing.
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+# Rates, temperatures; decay of weights.
+Positive = Annotated[float, Field(gt=0.0, le=1e3)]
+Decay = Annotated[float, Field(ge=0.0, le=10.0)]
+# How often; features, columns or tokens; samples of a step; steps of a run.
+Count = Annotated[int, Field(ge=1, le=10_000)]
+Size = Annotated[int, Field(ge=1, le=65536)]
+Batch = Annotated[int, Field(ge=1, le=2**20)]
+RunSteps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 # A part of a loss.
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]

@@ -9,9 +9,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from gossamer.method_table import METHOD_SETTINGS, METHODS, methods_with
 from gossamer.recipes.base import (
+    BelowOne,
     Found,
     Ignored,
     PatternName,
+    Size,
     StageSettings,
     Targets,
     as_list,
@@ -34,7 +36,7 @@ class Prune(StageSettings):
     """scorer: method is a name given to gossamer.register.scorer."""
     pattern: PatternName = "unstructured"
     """Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4."""
-    sparsity: float | None = Field(default=None, ge=0.0, lt=1.0)
+    sparsity: BelowOne | None = None
     """Fraction of zeros; left out where the pattern fixes it."""
     budget: Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"] = "uniform"
     """How the sparsity is shared among layers."""
@@ -42,7 +44,7 @@ class Prune(StageSettings):
     ignore: Ignored = None
     damping: float | None = Field(default=None, gt=0.0, le=10.0)
     """Added to the diagonal of the Hessian, as a fraction of its mean."""
-    block: int | None = Field(default=None, ge=1, le=65536)
+    block: Size | None = None
     """Columns that are updated together, lazily."""
     quantise: Annotated[Literal[4, 8], BeforeValidator(whole_number)] | None = None
     """Bits of the kept weights, rounded in the same pass; null: not at all."""

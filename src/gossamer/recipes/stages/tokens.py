@@ -4,13 +4,14 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from gossamer.recipes.base import (
     Found,
+    Fraction,
     Frozen,
+    Positive,
     Samples,
     Seed,
+    Share,
     StageSettings,
     Steps,
     Weight,
@@ -24,7 +25,7 @@ class Tokens(StageSettings):
 
     needs_teacher: ClassVar = True
 
-    keep: float = Field(default=0.75, gt=0.0, le=1.0)
+    keep: Share = 0.75
     """Share of its tokens a layer keeps at the start."""
     penalty: Weight = 0.003
     """Price of all tokens of a layer, in the loss."""
@@ -34,11 +35,11 @@ class Tokens(StageSettings):
     """Then steps with tokens really dropped."""
     batch: Samples = 32
     """Samples of a step."""
-    rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+    rate: Fraction = 1e-4
     """Learning rate of weights."""
-    threshold_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+    threshold_rate: Fraction = 1e-4
     """Learning rate of thresholds."""
-    temperature: float = Field(default=2e-3, gt=0.0, le=1e3)
+    temperature: Positive = 2e-3
     """Width of soft thresholds; falls to a fifth."""
     normalise: Literal["live", "padded", "received"] = "live"
     """What the attention a token receives is divided by."""

@@ -13,9 +13,16 @@ from pydantic import BeforeValidator, Field
 from gossamer.errors import InputError
 from gossamer.recipes.base import (
     MAX_STEPS,
+    Batch,
+    BelowOne,
+    Decay,
     Found,
+    Fraction,
+    Positive,
+    RunSteps,
     Seed,
     Settings,
+    Size,
     StageSettings,
     as_list,
 )
@@ -69,13 +76,13 @@ class Architecture(Settings):
 
     name: ModelName
     """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks."""
-    width: int = Field(default=128, ge=1, le=65536)
+    width: Size = 128
     """Features of a layer, channel or row of a table."""
     layers: int = Field(default=2, ge=1, le=1024)
     """Hidden layers, stages or blocks."""
     heads: int | None = Field(default=None, ge=1, le=1024)
     """Attention heads."""
-    context: int | None = Field(default=None, ge=1, le=65536)
+    context: Size | None = None
     """Tokens of a window."""
     activation: Literal["relu", "gelu", "silu"] | None = None
     """Between the layers of an mlp."""
@@ -96,7 +103,7 @@ class TrainData(Settings):
     """Of texts: bytes, or byte pairs learned from them."""
     vocabulary: int = Field(default=4096, ge=257, le=2**20)
     """Entries of the bpe."""
-    holdout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    holdout: BelowOne = 0.1
     """Of texts: measured on, not trained on."""
     clicks: ClicksSettings | None = None
     """Of click logs: what the columns are."""
@@ -107,9 +114,9 @@ class TableOptimizerSettings(Settings):
 
     name: Literal["adagrad", "sgd", "adam"] = "adagrad"
     """Which optimizer."""
-    lr: float = Field(default=0.05, gt=0.0, le=1e3)
+    lr: Positive = 0.05
     """Peak learning rate."""
-    weight_decay: float = Field(default=0.0, ge=0.0, le=10.0)
+    weight_decay: Decay = 0.0
     """Always 0: decay would move every row in every step."""
 
 
@@ -118,13 +125,13 @@ class OptimizerSettings(Settings):
 
     name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
     """Which optimizer."""
-    lr: float = Field(default=1e-3, gt=0.0, le=1e3)
+    lr: Positive = 1e-3
     """Peak learning rate."""
-    weight_decay: float = Field(default=0.01, ge=0.0, le=10.0)
+    weight_decay: Decay = 0.01
     """Of weights; biases and norms have none."""
     betas: Annotated[tuple[float, float], BeforeValidator(as_list)] | None = None
     """adamw, lamb: decay of both moments, such as [0.9, 0.999]."""
-    momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
+    momentum: BelowOne | None = None
     """sgd, lars."""
     nesterov: bool | None = None
     """sgd."""
@@ -146,9 +153,9 @@ class RateSettings(Settings):
     """How it falls after the rise; wsd: stable first, then linearly."""
     warmup: Moment = 0.05
     """The rise: steps, or a fraction of the run."""
-    floor: float = Field(default=0.0, ge=0.0, le=1.0)
+    floor: Fraction = 0.0
     """At the end, as a fraction of the peak."""
-    decay: float = Field(default=0.2, ge=0.0, le=1.0)
+    decay: Fraction = 0.2
     """wsd: the last part of the run, in which it falls."""
 
 
@@ -180,13 +187,13 @@ class Train(StageSettings):
     model: Architecture | None = None
     """The model that is built, unless --model gives one."""
     data: TrainData = TrainData()
-    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
+    steps: RunSteps | None = None
     """Optimizer steps."""
     epochs: float | None = Field(default=None, gt=0.0, le=1e6)
     """Passes over the data, instead of steps."""
-    batch: int = Field(default=64, ge=1, le=2**20)
+    batch: Batch = 64
     """Samples of one backward pass."""
-    accumulate: int = Field(default=1, ge=1, le=2**20)
+    accumulate: Batch = 1
     """Backward passes of one step."""
     clip: float | None = Field(default=1.0, gt=0.0)
     """Largest norm of the gradient; null: not clipped."""
@@ -206,7 +213,7 @@ class Train(StageSettings):
     """Once masks are final: auto measures the mode of each layer, off stays masked."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    log_every: int = Field(default=10, ge=1, le=MAX_STEPS)
+    log_every: RunSteps = 10
     """Steps between two lines."""
     mesh: Mesh | None = None
     """The grid of processes under torchrun; null: one process."""
