@@ -33,7 +33,6 @@ gossamer explain pruned/ --json
     type=POSITIVE,
     multiple=True,
     default=(1, 128),
-    show_default="1, 128",
     help="Activation rows (batch x sequence) to time; may be repeated.",
 )
 @option(

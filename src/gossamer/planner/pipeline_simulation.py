@@ -314,11 +314,5 @@ class _Game:
 
 def held_at_once(order: Sequence[Action]) -> int:
     """Most forwards whose backward, of the weights where that is separate, is still to come."""
-    held = most = 0
-    for action in order:
-        if action.kind == "forward":
-            held += 1
-            most = max(most, held)
-        elif action.kind != "input":
-            held -= 1
-    return most
+    changes = (1 if action.kind == "forward" else -1 for action in order if action.kind != "input")
+    return max(itertools.accumulate(changes), default=0)

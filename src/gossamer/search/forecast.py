@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from gossamer.pruning.budgets import pattern_errors
 from gossamer.pruning.targets import find_targets
 from gossamer.runs import sparsify
@@ -103,8 +105,7 @@ def _times(work: Workload, masks: Sequence[Mask], deadline: Deadline) -> dict[st
 def _on_line(place: float, ends: dict[float, float]) -> float:
     (low, first), (high, last) = min(ends.items()), max(ends.items())
     # More zeros never take longer: what measures otherwise is noise.
-    last = min(first, last)
-    return first if low == high else first + (last - first) * (place - low) / (high - low)
+    return float(np.interp(place, (low, high), (first, min(first, last))))
 
 
 def _milliseconds(work: Workload, mask: Mask, deadline: Deadline) -> float:

@@ -43,7 +43,6 @@ def parse_shape(value: Any) -> tuple[int, int]:
     type=POSITIVE,
     multiple=True,
     default=(128,),
-    show_default="128",
     help="Rows of the activation; may be repeated.",
 )
 @option(
@@ -52,7 +51,6 @@ def parse_shape(value: Any) -> tuple[int, int]:
     type=SPARSITY,
     multiple=True,
     default=(0.5, 0.8, 0.9, 0.95),
-    show_default="0.5, 0.8, 0.9, 0.95",
     help="Fraction of zeros; may be repeated.",
 )
 @option("--pattern", default="unstructured", help="As in 2:4, block:4x4.")

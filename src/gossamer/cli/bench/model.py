@@ -34,9 +34,7 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
     show_default="those that are installed",
     help="Another engine to race; may be repeated. torch always takes part.",
 )
-@option(
-    "--batch", type=POSITIVE, multiple=True, default=(1, 8), show_default="1, 8", help="Sequences."
-)
+@option("--batch", type=POSITIVE, multiple=True, default=(1, 8), help="Sequences.")
 @option("--sequence", type=POSITIVE, default=128, help="Tokens of each.")
 @option("--threads", type=POSITIVE, default=1)
 @option(
@@ -45,7 +43,6 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
     type=Choice(_PRECISIONS),
     multiple=True,
     default=_PRECISIONS,
-    show_default="fp32, int8",
     help="Products are computed in; may be repeated.",
 )
 @option(
