@@ -19,6 +19,8 @@ from gossamer.recipes.phrases import near, plain, show
 __all__ = ["Settings", "as_list", "whole_number"]
 
 MAX_STEPS = 2**40
+# A section as a file has it, before it is checked.
+Raw = Mapping[str, Any]
 # (field, what is wrong with it)
 Found = Iterator[tuple[str, str]]
 
@@ -46,7 +48,7 @@ class StageSettings(Settings):
     changes_shapes: ClassVar[bool] = False
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """(field, message) of settings that do not go together, on the raw mapping of a file."""
         return iter(())
 
@@ -96,7 +98,7 @@ def read_pattern(text: str) -> PatternText:
     raise PatternError(f"unknown pattern {show(text)}.{near(form, known)} Legal: {LEGAL_FORMS}.")
 
 
-def pattern_faults(raw: Mapping[str, Any]) -> Found:
+def pattern_faults(raw: Raw) -> Found:
     """(field, message) where pattern, sparsity and budget do not go together."""
     text = raw.get("pattern", "unstructured")
     sparsity: Any = raw.get("sparsity")

@@ -2,7 +2,7 @@
 """What a `prune` stage says: zeros in weights, by a method of `gossamer.method_table`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -13,6 +13,7 @@ from gossamer.recipes.base import (
     Found,
     Ignored,
     PatternName,
+    Raw,
     Size,
     StageSettings,
     Targets,
@@ -63,7 +64,7 @@ class Prune(StageSettings):
         return {**data, **{name: own[name] for name in own if data.get(name) is None}}
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Methods, settings, patterns and rules that do not go together."""
         yield from _method_faults(raw)
         yield from pattern_faults(raw)
@@ -88,7 +89,7 @@ class Prune(StageSettings):
         return looks or self.refit or self.budget in _BUDGETS_WITH_DATA
 
 
-def _settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _settings_of(raw: Raw) -> Raw:
     """The settings that belong to the method, with their defaults; `refit: true` brings `match`."""
     method, is_own = raw.get("method"), raw.get("kind", "built-in") == "built-in"
     row = METHODS.get(method) if is_own and isinstance(method, str) else None
@@ -96,7 +97,7 @@ def _settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**found, "match": "pruned"} if raw.get("refit") is True else found
 
 
-def _method_faults(raw: Mapping[str, Any]) -> Found:
+def _method_faults(raw: Raw) -> Found:
     method, kind = raw.get("method"), raw.get("kind", "built-in")
     if not isinstance(method, str):
         return

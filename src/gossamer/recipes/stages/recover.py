@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `recover` stage says: short training with the dense model as teacher."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +12,7 @@ from gossamer.recipes.base import (
     Fraction,
     Frozen,
     Positive,
+    Raw,
     Samples,
     Seed,
     Share,
@@ -70,7 +70,7 @@ class Recover(StageSettings):
     """Of holdout and order."""
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Something must be learned, and scales belong to int8."""
         weights = [raw.get(name, 0) for name in _TERMS]
         if raw.get("hardness", 0) != 1 and all(weight == 0 for weight in weights):

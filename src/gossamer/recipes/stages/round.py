@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `round` stage says: weights are rounded to few bits."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from gossamer.recipes.base import Found, Ignored, StageSettings
+from gossamer.recipes.base import Found, Ignored, Raw, StageSettings
 
 _Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 
@@ -19,7 +18,7 @@ class Round(StageSettings):
     ignore: Ignored = None
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """There must be something to round."""
         if raw.get("layers", "int8") is None and raw.get("embeddings") is None:
             yield "layers", "neither layers nor embeddings are given, so there is nothing to round."

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `tokens` stage says: an encoder learns which tokens it can leave out."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gossamer.recipes.base import (
     Found,
     Fraction,
     Frozen,
     Positive,
+    Raw,
     Samples,
     Seed,
     Share,
@@ -54,7 +54,7 @@ class Tokens(StageSettings):
     """Of the batches and their order."""
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Training needs a term to learn from."""
         steps = [raw.get(name, 1) for name in ("soft_steps", "hard_steps")]
         if any(step != 0 for step in steps) and all(raw.get(name, 0) == 0 for name in _TERMS):

@@ -19,6 +19,7 @@ from gossamer.recipes.base import (
     Found,
     Fraction,
     Positive,
+    Raw,
     RunSteps,
     Seed,
     Settings,
@@ -221,7 +222,7 @@ class Train(StageSettings):
     """Of weights, dropout and the order of data."""
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Settings that do not go together; fields of sections are dotted."""
         for rule in (
             _length_faults,
@@ -243,7 +244,7 @@ class Train(StageSettings):
         return max(1, round((self.epochs or 1.0) * batches_per_epoch / self.accumulate))
 
 
-def _length_faults(train: Mapping[str, Any]) -> Found:
+def _length_faults(train: Raw) -> Found:
     given = [name for name in ("steps", "epochs") if train.get(name) is not None]
     if not given:
         yield "steps", "is missing; say how long to train with steps, or with epochs."
@@ -251,7 +252,7 @@ def _length_faults(train: Mapping[str, Any]) -> Found:
         yield "epochs", "steps is given too; say how long to train with one of them."
 
 
-def _model_faults(train: Mapping[str, Any]) -> Found:
+def _model_faults(train: Raw) -> Found:
     task, model = train.get("task"), train.get("model")
     if not isinstance(model, Mapping):
         return
@@ -267,7 +268,7 @@ def _model_faults(train: Mapping[str, Any]) -> Found:
         yield "model.heads", f"{heads} heads do not divide width {width}."
 
 
-def _optimizer_faults(train: Mapping[str, Any]) -> Found:
+def _optimizer_faults(train: Raw) -> Found:
     settings = train.get("optimizer")
     if not isinstance(settings, Mapping):
         return
@@ -283,7 +284,7 @@ def _optimizer_faults(train: Mapping[str, Any]) -> Found:
     yield from _table_faults(settings, train.get("task"))
 
 
-def _table_faults(settings: Mapping[str, Any], task: Any) -> Found:
+def _table_faults(settings: Raw, task: Any) -> Found:
     tables = settings.get("tables")
     if not isinstance(tables, Mapping):
         return
@@ -301,7 +302,7 @@ def _table_faults(settings: Mapping[str, Any], task: Any) -> Found:
         yield "optimizer.name", "must be adamw or sgd where tables have an optimizer."
 
 
-def _best_faults(train: Mapping[str, Any]) -> Found:
+def _best_faults(train: Raw) -> Found:
     evaluation = train.get("evaluation")
     if not isinstance(evaluation, Mapping) or evaluation.get("keep") != "best":
         return
@@ -311,14 +312,14 @@ def _best_faults(train: Mapping[str, Any]) -> Found:
         yield "evaluation.keep", "best: needs compaction: off; a compact state has another form."
 
 
-def _settings_faults(section: str, given: Mapping[str, Any], name: Any) -> Found:
+def _settings_faults(section: str, given: Raw, name: Any) -> Found:
     """Settings that the chosen one does not have."""
     for setting, having in _OWNERS[section].items():
         if given.get(setting) is not None and name not in having:
             yield f"{section}.{setting}", f"{name} has none; it belongs to {', '.join(having)}."
 
 
-def _moment_faults(train: Mapping[str, Any]) -> Found:
+def _moment_faults(train: Raw) -> Found:
     steps = train.get("steps")
     if type(steps) is not int:
         return
@@ -333,7 +334,7 @@ def _moment_faults(train: Mapping[str, Any]) -> Found:
                 )
 
 
-def _mesh_faults(train: Mapping[str, Any]) -> Found:
+def _mesh_faults(train: Raw) -> Found:
     mesh = train.get("mesh")
     if not isinstance(mesh, Mapping):
         return
