@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode
 
 from gossamer.errors import InputError
 from gossamer.planner.model_shape import ModelShape, Unit
@@ -116,7 +116,7 @@ def _trace(
         ids: whether it is token ids.
     """
     cpu_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    counter = FlopCounterMode(display=False, custom_mapping={cpu_attention: sdpa_flop})
+    counter = FlopCounterMode(display=False, custom_mapping={cpu_attention: _attention_flops})
     counts = [_Count("before", is_block=False)]
     seen = {tensor.untyped_storage()._cdata for tensor in (*fake.parameters(), *fake.buffers())}
     alive: list[torch.Tensor] = []
@@ -168,6 +168,11 @@ def _trace(
         nn.functional.cross_entropy(rows, torch.zeros(rows.shape[0], dtype=torch.long))
     close(output)
     return counts
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    batch, heads, rows, features = query
+    return int(2 * batch * heads * rows * key[-2] * (features + value[-1]))
 
 
 def _units(
