@@ -91,7 +91,7 @@ def _text(keys: Sequence[CostKey]) -> str:
 def _read(path: Path) -> dict[str, Race]:
     try:
         raw = read_named(path, MAX_MANIFEST_BYTES)
-        document = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
+        document = parse_json(raw, str(path))
         if document["version"] != _VERSION:
             return {}
         return {
