@@ -49,7 +49,7 @@ class LayerPipeline:
     """The stages of this rank and how they run.
 
     Args:
-        model: a chain of layers, the same on every rank; see `chain.py`.
+        model: a chain of layers, the same on every rank; see `cutting.py`.
         loss: mean loss of a microbatch from the model's output and the target of the microbatch.
         example: positional arguments of the model for one microbatch, to weigh its layers with.
         settings: microbatches and schedule.
