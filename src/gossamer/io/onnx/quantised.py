@@ -21,13 +21,13 @@ _CAST = made(
     alone=True,
     where=lambda graph, node: node.attributes["to"] == _FLOAT,
 )
-_SCALED = made("Mul", _CAST, "factor", swaps=True)
+_SCALED_PRODUCT = made("Mul", _CAST, "factor", swaps=True)
 
 
 @torch.no_grad()
 def find_integer_products(graph: OnnxGraph) -> None:
     """Cast(integer product [+ integer bias]) * scale, as a product of floats."""
-    for last, found in find(graph, "Mul", _SCALED):
+    for last, found in find(graph, "Mul", _SCALED_PRODUCT):
         node, weight = graph.producer[found["product"]], graph.constants[found["weight"]]
         bias, factor, zero = found.get("bias", ""), found["factor"], node.input(3)
         scales = _scales(graph, node, factor)

@@ -4,6 +4,10 @@
 Zeros are the only trace such a file has of its mask, so a kept weight that happens to be 0 counts
 as pruned here, and `-0.0` is a zero. Some tools write their masks beside the weights: these go to
 the layers as they are.
+
+torch.nn.utils.prune keeps `weight_orig` and `weight_mask` of a model in memory and computes
+`weight` from them in a hook before every forward. A masked layer takes over the Parameter
+`weight_orig` and the mask, so optimizers that hold the Parameter go on working.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native convolution with sparse weights: any mask, fp32, NCHW images.
+"""The native convolution with sparse weights: any mask, fp32 or int8, NCHW images.
 
 A layout is made for one height and width, so a packed weight keeps its canonical arrays and packs
 once more for every new size of images; the last few are kept.
+
+In int8 images are fp32 outside and int8 inside. Weights get one scale per output channel,
+activations one per image of the batch, measured in the call over all its channels; sums are exact
+integers, and so are zeros around an image. Lossy: runs only where the user asked for int8. An image
+that holds a NaN or an infinity gives NaN in its whole output; an image whose values are all below
+2^-120 counts as zero.
 """
 
 from collections.abc import Callable, Mapping
