@@ -29,8 +29,6 @@ from gossamer.io.artifact.manifest import (
     SparseEntry,
     TransformersNode,
     array_key,
-    manifest_bytes,
-    parse_manifest,
 )
 from gossamer.io.artifact.packing import (
     BYTES_PER_PIECE,
@@ -145,9 +143,9 @@ def save(
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
         write_file(folder / CARD_FILE, text.encode())
-        raw = manifest_bytes(manifest)
+        raw = manifest.to_bytes()
         # Read back before anything is replaced: a manifest over the limits would be lost data.
-        parse_manifest(raw)
+        Manifest.parse(raw)
         write_file(folder / MANIFEST_FILE, raw)
     return Path(path)
 

@@ -18,8 +18,14 @@ from gossamer.errors import ArtifactError, GossamerError, InputError
 from gossamer.io.onnx.file import read_onnx
 from gossamer.io.onnx.graph import Node, OnnxGraph
 from gossamer.io.onnx.layers import make_layers
-from gossamer.io.onnx.patterns import find_attention, find_gelus, find_layer_norms, fold_batch_norms
-from gossamer.io.onnx.quantised import find_integer_products, join_pairs
+from gossamer.io.onnx.patterns import (
+    find_attention,
+    find_gelus,
+    find_integer_products,
+    find_layer_norms,
+    fold_batch_norms,
+    join_pairs,
+)
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, Step, StoredScales
 from gossamer.nn.operator_graph.operators import OPERATORS, largest_result
 
