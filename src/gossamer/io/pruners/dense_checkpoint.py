@@ -29,6 +29,7 @@ from gossamer.io.pruners.plain_checkpoint import (
 )
 from gossamer.io.safe_files.directories import AnyPath
 from gossamer.nn.forms import can_mask, is_ordinary, to_masked
+from gossamer.nn.layer_weights import holders_of
 from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.patterns import Pattern, detect_pattern
 
@@ -116,13 +117,8 @@ def adopt_zeros(model: nn.Module, min_sparsity: float = DEFAULT_MIN_SPARSITY) ->
     share its mask.
     """
     _check_min_sparsity(min_sparsity)
-    holders: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
-    for name, layer in model.named_modules():
-        for param in layer._parameters.values():
-            if param is not None:
-                holders.setdefault(param, []).append((name, layer))
     adopted = []
-    for weight, places in holders.items():
+    for weight, places in holders_of(model).items():
         plain = all(
             layer is not model and is_ordinary(layer) and layer._parameters.get("weight") is weight
             for _, layer in places
