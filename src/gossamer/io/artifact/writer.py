@@ -125,13 +125,13 @@ def save(
             for piece in shard:
                 own, entries[piece.name] = piece.pack(file)
                 arrays |= {array_key(piece.name, array): data for array, data in own.items()}
-            files[file] = _write(folder / file, arrays)
+            files[file] = write_file(folder / file, arrays)
         if kind == "dense" and len(shards) > 1:
             where = {name: entry.file for name, entry in entries.items() if entry.kind == "dense"}
             index = {"metadata": {"total_size": needed}, "weight_map": where}
             documents[INDEX_FILE] = pretty_json(index)
         for file, raw in documents.items():
-            files[file] = _write(folder / file, raw)
+            files[file] = write_file(folder / file, raw)
         manifest = Manifest(
             producer=producer(),
             kind=kind,
@@ -161,11 +161,6 @@ def _documents(
         except (TypeError, ValueError) as error:
             raise InputError(f"report: cannot be written as JSON ({error}).") from error
     return documents
-
-
-def _write(path: Path, content: bytes | Arrays) -> FileEntry:
-    file = write_file(path, content)
-    return FileEntry(size=file.size, sha256=file.sha256)
 
 
 def _shard_name(kind: ArtifactKind, number: int, total: int) -> str:

@@ -130,12 +130,11 @@ class CheckpointStore:
         # State that is no tensor is small, but it must not be what fills the disk.
         needed = snapshot.num_bytes + 2 * len(f"{snapshot.plain}{snapshot.run}")
         with replace_directory(target, needed, _check_is_checkpoint) as folder:
-            file = write_file(folder / STATE_FILE, snapshot.tensors)
             manifest = CheckpointManifest(
                 producer=producer(),
                 step=snapshot.step,
                 run=dict(snapshot.run),
-                files={STATE_FILE: FileEntry(size=file.size, sha256=file.sha256)},
+                files={STATE_FILE: write_file(folder / STATE_FILE, snapshot.tensors)},
                 state=snapshot.plain,
             )
             raw = manifest.to_bytes()
