@@ -52,17 +52,59 @@ def train(model, case, split, graph, seed, epochs):
     decay = 0.0 if model == "gcn" else 5e-4
     groups.append({"params": net.layers[1].parameters(), "weight_decay": decay})
     optimizer = torch.optim.Adam(groups, lr=net.rate)
-    best = (0.0, 0.0)
-    for _ in range(epochs):
+    watch = STOPS[model](epochs)
+    while watch.goes_on:
         net.train()
         optimizer.zero_grad()
         F.cross_entropy(net(x, graph)[split["train"]], y[split["train"]]).backward()
         optimizer.step()
         net.eval()
         with torch.no_grad():
-            right = (net(x, graph).argmax(1) == y).float()
-        best = max(best, (float(right[split["val"]].mean()), float(right[split["test"]].mean())))
-    return 100 * best[1]
+            logits = net(x, graph)
+        right = (logits.argmax(1) == y).float()
+        lost = float(F.cross_entropy(logits[split["val"]], y[split["val"]]))
+        watch.look(float(right[split["val"]].mean()), lost, float(right[split["test"]].mean()))
+    return 100 * watch.test
+
+
+class BestEpoch:
+    """A number of epochs; that of the best validation accuracy, then of the lowest loss, counts."""
+
+    def __init__(self, epochs):
+        self.left, self.best, self.test = epochs, (-1.0, 0.0), 0.0
+
+    @property
+    def goes_on(self):
+        return self.left > 0
+
+    def look(self, accuracy, loss, test):
+        self.left -= 1
+        # Epochs of equal accuracy are told apart by their validation loss, never by the test.
+        if (accuracy, -loss) > self.best:
+            self.best, self.test = (accuracy, -loss), test
+
+
+class Patience:
+    """GAT's rule: stop when neither number got better for 100 epochs; where both did, counts."""
+
+    def __init__(self, epochs, patience=100):
+        self.left, self.patience, self.waited = 50 * epochs, patience, 0
+        self.accuracy, self.loss, self.test = 0.0, float("inf"), 0.0
+
+    @property
+    def goes_on(self):
+        return self.left > 0 and self.waited < self.patience
+
+    def look(self, accuracy, loss, test):
+        self.left -= 1
+        better = accuracy >= self.accuracy, loss <= self.loss
+        self.waited = 0 if any(better) else self.waited + 1
+        if all(better):
+            self.test = test
+        self.accuracy, self.loss = max(self.accuracy, accuracy), min(self.loss, loss)
+
+
+STOPS = {"gcn": BestEpoch, "gat": Patience}
 
 
 def main():

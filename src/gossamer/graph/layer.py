@@ -72,6 +72,7 @@ class GraphLayer(nn.Module):
         choice: the order of the last call, and why; for `gossamer.graph.explain`.
         graphs: graphs of edge lists; layers of one model share it.
         keeps: keep A x, or x as a sparse matrix, while features and graph stay the same.
+        measures: time both orders where that may pay; else a rule decides, always alike.
     """
 
     def __init__(self) -> None:
@@ -79,6 +80,7 @@ class GraphLayer(nn.Module):
         self.choice: OrderChoice | None = None
         self.graphs = KnownGraphs()
         self.keeps = True
+        self.measures = True
         self._kept = KeptProducts()
         self._inputs = KeptProducts()
 
@@ -112,7 +114,8 @@ class GraphLayer(nn.Module):
             return spmm(self._needed(weight).t(), self._features(x), bias=bias)
         if self.keeps and weight is not None and kept.seen(x):
             if not kept.is_decided:
-                kept.features, kept.is_decided = is_worth_it(x, weight), True
+                kept.is_decided = True
+                kept.features = is_worth_it(x, weight, measures=self.measures)
             if kept.features is not None:
                 return spmm(weight.t(), kept.features, bias=bias)
         if weight is not None:
@@ -160,7 +163,8 @@ class GraphLayer(nn.Module):
         kept = self._kept
         if self.keeps and kept.seen(x, propagation):
             if not kept.is_decided and weight is not None:
-                kept.features, kept.is_decided = is_worth_it(x, weight, propagation), True
+                kept.is_decided = True
+                kept.features = is_worth_it(x, weight, propagation, measures=self.measures)
             if kept.features is not None:
                 return self._sparse_first(propagation, kept.features, weight, bias, hops, "found")
             self.choice = OrderChoice("A x kept", "features and graph are those of the call before")
@@ -170,7 +174,14 @@ class GraphLayer(nn.Module):
         if weight is None:
             self.choice = OrderChoice("propagate first", "its linear layer is not an ordinary one")
         else:
-            self.choice = choose(propagation, *sizes, trains=trains, needs_dx=needs_dx, hops=hops)
+            self.choice = choose(
+                propagation,
+                *sizes,
+                trains=trains,
+                needs_dx=needs_dx,
+                hops=hops,
+                measures=self.measures,
+            )
         if self.choice.propagates_first or weight is None:
             return _weigh(lin, weight, propagate(x), bias)
         return propagate(F.linear(x, weight), bias)
