@@ -147,7 +147,7 @@ class GraphLayer(nn.Module):
         bias: Tensor | None,
         hops: int = 1,
     ) -> Tensor:
-        """`A^hops x W^T + bias` in the order that takes less time; lin itself has no bias."""
+        """`A^hops x W^T + bias` in the order that takes less time; bias may be that of lin."""
         weight = plain_weight(lin)
         if x.layout is not torch.strided:
             return self._sparse_first(
@@ -170,9 +170,9 @@ class GraphLayer(nn.Module):
             self.choice = OrderChoice("A x kept", "features and graph are those of the call before")
             return _weigh(lin, weight, kept.product(x, propagate), bias)
         needs_dx = trains and x.requires_grad
-        sizes = x.shape[1], weight.shape[0] if weight is not None else x.shape[1]
-        if weight is None:
-            self.choice = OrderChoice("propagate first", "its linear layer is not an ordinary one")
+        sizes = x.shape[1], getattr(lin, "out_features", None)
+        if weight is None and (sizes[1] is None or lin.bias is not None):
+            self.choice = OrderChoice("propagate first", "its linear layer adds a bias of its own")
         else:
             self.choice = choose(
                 propagation,
@@ -182,9 +182,9 @@ class GraphLayer(nn.Module):
                 hops=hops,
                 measures=self.measures,
             )
-        if self.choice.propagates_first or weight is None:
+        if self.choice.propagates_first:
             return _weigh(lin, weight, propagate(x), bias)
-        return propagate(F.linear(x, weight), bias)
+        return propagate(_weigh(lin, weight, x, None), bias)
 
     def _sparse_first(
         self,
@@ -208,4 +208,4 @@ def _weigh(lin: nn.Module, weight: Tensor | None, x: Tensor, bias: Tensor | None
     if weight is not None:
         return F.linear(x, weight, bias)
     y: Tensor = lin(x)
-    return y if bias is None else y + bias
+    return y if bias is None or bias is lin.bias else y + bias

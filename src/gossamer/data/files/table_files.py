@@ -11,12 +11,12 @@ from gossamer.errors import InputError
 from gossamer.io.safe_files.documents import decode_text
 from gossamer.named_files import open_named, read_at_most, size_of
 
-__all__ = ["Row", "read_text", "table_rows"]
+__all__ = ["TableRow", "read_text", "table_rows"]
 
 MAX_TEXT_BYTES = 1 << 30
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A line of a table or of a .jsonl file; `line` is the text of the latter, else empty."""
 
     where: str
@@ -38,7 +38,9 @@ def read_text(path: Path) -> str:
     return text
 
 
-def table_rows(path: Path, text: str, check: Callable[[list[str], Path], None]) -> Iterator[Row]:
+def table_rows(
+    path: Path, text: str, check: Callable[[list[str], Path], None]
+) -> Iterator[TableRow]:
     """Rows by names of columns, in lower case; empty lines are left out.
 
     A .csv file is quoted as spreadsheets do it; in others a quotation mark is a character.
@@ -64,7 +66,7 @@ def table_rows(path: Path, text: str, check: Callable[[list[str], Path], None]) 
                 )
             if any(map(str.strip, cells)):
                 filled = zip(names, cells + [""] * len(names), strict=False)
-                yield Row(f"{path}:{reader.line_num}", dict(filled))
+                yield TableRow(f"{path}:{reader.line_num}", dict(filled))
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: is no table ({error}).") from error
 

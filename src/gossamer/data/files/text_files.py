@@ -6,14 +6,14 @@ Tables and JSON lines know the same names. Legend: N samples, T tokens.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from gossamer.data.files.table_files import Row, read_text, table_rows
+from gossamer.data.files.table_files import TableRow, read_text, table_rows
 from gossamer.errors import InputError
 from gossamer.io.safe_files.documents import parse_json_line
 from gossamer.io.safe_files.tensors import read_header, read_tensors
@@ -107,7 +107,7 @@ def check_scores(samples: Texts) -> None:
         )
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[TableRow]:
     return _ROW_READERS[path.suffix](path, read_text(path))
 
 
@@ -124,13 +124,13 @@ def _check_names(names: list[str], path: Path) -> None:
         )
 
 
-def _json_rows(path: Path, text: str) -> Iterator[Row]:
+def _json_rows(path: Path, text: str) -> Iterator[TableRow]:
     # Not splitlines: U+2028 and the like may stand inside of a text.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}:{number}"
             item = parse_json_line(line, where)
-            yield Row(where, item if isinstance(item, dict) else {}, line)
+            yield TableRow(where, item if isinstance(item, dict) else {}, line)
 
 
 def _kind_of(names: Iterable[str]) -> str | None:
@@ -167,7 +167,7 @@ def _samples_of(path: Path, *, labelled: bool) -> Texts:
     return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs), labels=tuple(labels))
 
 
-def _pair_in(row: Row) -> Pair:
+def _pair_in(row: TableRow) -> Pair:
     first, second = next(pair for pair in _PAIR_NAMES if set(pair) <= set(row.cells))
     found = row.cells["score"]
     try:
@@ -182,7 +182,7 @@ def _pair_in(row: Row) -> Pair:
     return Pair(_text_in(row, first), _text_in(row, second), score)
 
 
-def _text_in(row: Row, name: str | None = None, *, blank: bool = False) -> str:
+def _text_in(row: TableRow, name: str | None = None, *, blank: bool = False) -> str:
     """The text in a column; None takes the first that is known."""
     column = name or next((each for each in _TEXT_NAMES if each in row.cells), _TEXT_NAMES[0])
     found = row.cells.get(column)
@@ -191,7 +191,7 @@ def _text_in(row: Row, name: str | None = None, *, blank: bool = False) -> str:
     return found
 
 
-def _label_in(row: Row) -> int:
+def _label_in(row: TableRow) -> int:
     """A class, counted from 0."""
     found = row.cells.get("label")
     number = int(found) if isinstance(found, str) and found.strip().isdecimal() else found
@@ -226,7 +226,7 @@ def _read_ids(path: Path) -> Texts:
 
 
 # The table of file types: rows of texts, which may have labels or scores, and everything else.
-_ROW_READERS = {
+_ROW_READERS: dict[str, Callable[[Path, str], Iterator[TableRow]]] = {
     ".jsonl": _json_rows,
     ".csv": partial(table_rows, check=_check_names),
     ".tsv": partial(table_rows, check=_check_names),

@@ -56,8 +56,8 @@ class LinkData:
     ) -> "LinkData":
         """Checked and split; a pair that is listed twice counts once."""
         given = pairs if isinstance(pairs, dict) else {"train": pairs}
-        for part in given.values():
-            _check(part, num_nodes, first_item, where)
+        for found in given.values():
+            _check(found, num_nodes, first_item, where)
         if isinstance(pairs, dict):
             parts = {part: _once(found) for part, found in pairs.items()}
         else:
@@ -86,7 +86,8 @@ class LinkData:
     def known(self, *parts: str) -> Tensor:
         """Pairs of some parts as sorted numbers, `user * num_nodes + item`."""
         code = torch.tensor([self.num_nodes, 1])
-        return torch.cat([self.parts[part] @ code for part in parts]).unique()  # type: ignore[no-untyped-call]
+        codes = torch.cat([self.parts[part] @ code for part in parts])
+        return codes.unique()  # type: ignore[no-untyped-call,no-any-return]
 
 
 def read_links(path: Path, rules: GraphRules) -> LinkData:

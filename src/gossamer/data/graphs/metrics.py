@@ -67,7 +67,7 @@ def _recall(vectors: Tensor, data: LinkData, pairs: Tensor, known: Tensor) -> fl
 def _compared(vectors: Tensor, data: LinkData, pairs: Tensor, known: Tensor) -> dict[str, float]:
     generator = generator_of(0, len(pairs), data.num_nodes)
     above = lost = 0.0
-    for some in pairs.split(_PAIRS_AT_ONCE):
+    for some in pairs.split(_PAIRS_AT_ONCE):  # type: ignore[no-untyped-call]
         others = other_items(data, some[:, :1], known, generator, _OTHERS)
         users = vectors[some[:, 0]]
         own = (users * vectors[some[:, 1]]).sum(1, keepdim=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.data.files.table_files import Row, read_text, table_rows
+from gossamer.data.files.table_files import TableRow, read_text, table_rows
 from gossamer.data.graphs.rules import PARTS, GraphRules, both_ways, check_parts
 from gossamer.errors import InputError, ResourceError
 from gossamer.graph import Graph
@@ -146,7 +146,7 @@ def edges_of_arrays(held: ArrayFile, where: str) -> Tensor:
 
 def rows_of(starts: np.ndarray, count: int, where: str) -> np.ndarray:
     """The row of each entry of a matrix in rows."""
-    counts = np.diff(starts.astype(np.int64))
+    counts: Any = np.diff(starts.astype(np.int64))
     if starts.ndim != 1 or not len(starts) or starts[0] != 0 or (counts < 0).any():
         raise InputError(f"{where}: indptr must begin with 0 and not decrease.")
     if counts.sum() != count:
@@ -291,7 +291,7 @@ def _need(*wanted: str) -> Any:
     return check
 
 
-def number_in(row: Row, column: str) -> float:
+def number_in(row: TableRow, column: str) -> float:
     """The number in a cell; one that is not finite is found later, with its node."""
     try:
         return float(row.cells[column])
@@ -300,7 +300,7 @@ def number_in(row: Row, column: str) -> float:
         raise InputError(f"{row.where}: {column!r} has {found!r}; expected a number.") from error
 
 
-def _label_in(row: Row) -> int:
+def _label_in(row: TableRow) -> int:
     found = row.cells["label"].strip()
     if not found:
         return UNKNOWN
