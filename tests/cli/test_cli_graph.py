@@ -186,3 +186,23 @@ def test_dry_run(gossamer_cli, tmp_path, data):
     assert ran.code == 0, ran.err
     assert ran.document["parameters"] == 4 * 16 + 16 + 16 * 4 + 4
     assert not (tmp_path / "out").exists()
+
+
+def test_a_search_takes_the_data_as_training_did(gossamer_cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    found = partition_problem(generator_of(3), num_nodes=160, inside=0.15, between=0.02)
+    path = tmp_path / "g.npz"
+    np.savez(path, edges=found.edges.T, x=found.x.abs(), y=found.y)
+    made, small = tmp_path / "made", tmp_path / "small"
+    rows = "stages.0.train.data.graph.normalise=rows"
+    words = ["--set", "steps=40", "--set", rows, "-o", made, "-q", "--json"]
+    ran = gossamer_cli("train", "train-graph", "--data", path, *words)
+    assert ran.code == 0, ran.err
+    shrunk = gossamer_cli(
+        *("shrink", made, "--data", path, "-o", small, "--max-loss", "1.0", "--budget", "0.4"),
+        "--json",
+    )
+    assert shrunk.code == 0, shrunk.err
+    # The dense model has in the search the accuracy that training reported.
+    accuracy = 100 * ran.document["quality"]["test_accuracy"]
+    assert shrunk.document["dense_quality"] == pytest.approx(accuracy, abs=1e-6)

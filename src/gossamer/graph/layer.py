@@ -170,8 +170,8 @@ class GraphLayer(nn.Module):
             self.choice = OrderChoice("A x kept", "features and graph are those of the call before")
             return _weigh(lin, weight, kept.product(x, propagate), bias)
         needs_dx = trains and x.requires_grad
-        sizes = x.shape[1], getattr(lin, "out_features", None)
-        if weight is None and (sizes[1] is None or lin.bias is not None):
+        sizes = x.shape[1], int(getattr(lin, "out_features", 0))
+        if weight is None and (not sizes[1] or lin.bias is not None):
             self.choice = OrderChoice("propagate first", "its linear layer adds a bias of its own")
         else:
             self.choice = choose(

@@ -19,6 +19,8 @@ from gossamer.graph import Graph
 from gossamer.io.safe_files.arrays import ArrayFile, open_arrays
 from gossamer.io.safe_files.checks import available_bytes
 
+__all__ = ["NodeData", "holds_graph", "read_nodes"]
+
 UNKNOWN = -1
 MAX_CLASSES = 10_000
 TABLES = (".csv", ".tsv")
@@ -117,6 +119,16 @@ def read_nodes(path: Path, rules: GraphRules) -> NodeData:
         raise InputError(f"{path}: is no graph with labelled nodes. {_EXPECTED}")
     with open_arrays(path, _EXPECTED) as held:
         return _from_arrays(held, rules, str(path))
+
+
+def holds_graph(path: Path) -> bool:
+    """Whether a path is a folder with edges, or a .npz file with some."""
+    if path.is_dir():
+        return any((path / f"{_EDGES}{ending}").is_file() for ending in TABLES)
+    if path.suffix != ".npz" or not path.is_file():
+        return False
+    with open_arrays(path, _EXPECTED) as held:
+        return bool({"edges", "edge_index", "indptr"} & set(held.names))
 
 
 def read_whole(held: ArrayFile, name: str, kinds: str, where: str) -> np.ndarray:

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How edges and features of a file are taken, and how it is split if it does not say."""
+"""How edges and features of a file are taken, and how it is split if it does not say.
+
+The rules are kept beside the model, so that other data are taken the same way.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gossamer.data.batches import generator_of
-from gossamer.errors import InputError
+from gossamer.errors import ArtifactError, InputError
+from gossamer.io.safe_files.documents import canonical_json, parse_json
 
+__all__ = ["RULES_FILE", "GraphRules", "read_rules"]
+
+RULES_FILE = "graph.json"
 PARTS = ("train", "validation", "test")
 
 
@@ -30,6 +37,11 @@ class GraphRules:
     validation: float = 0.1
     test: float = 0.1
 
+    @property
+    def content(self) -> bytes:
+        """For the file beside a model."""
+        return canonical_json(asdict(self))
+
     def split(self, members: Tensor) -> dict[str, Tensor]:
         """Members by part; the same ones whatever a run's seed is."""
         count = len(members)
@@ -42,6 +54,15 @@ class GraphRules:
         order = members[torch.randperm(count, generator=generator_of(0, count))]
         cuts = [count - sum(held), *held]
         return dict(zip(PARTS, order.split(cuts), strict=True))  # type: ignore[no-untyped-call]
+
+
+def read_rules(content: bytes, where: str) -> GraphRules:
+    """The rules that the data of a model were read by, from the file beside it."""
+    found = parse_json(content, where)
+    kinds = {"directed": bool, "normalise": str, "validation": float, "test": float}
+    if not isinstance(found, dict) or {n: type(v) for n, v in found.items()} != kinds:
+        raise ArtifactError(f"{where}: {RULES_FILE} does not hold the rules of a graph.")
+    return GraphRules(**found)
 
 
 def both_ways(edges: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:

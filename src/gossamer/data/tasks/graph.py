@@ -7,7 +7,7 @@ it, and what they keep from step to step is there before the first one.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gossamer.data.graphs import (
     read_links,
     read_nodes,
 )
+from gossamer.data.graphs.rules import RULES_FILE
 from gossamer.data.tasks.task import Task, tensors_digest
 from gossamer.errors import InputError
 from gossamer.graph import graph_layers
@@ -62,8 +63,10 @@ def graph_task(data: str, batch: int, seed: int, settings: GraphTaskSettings) ->
         settings: what is learned.
     """
     if settings.links:
-        return _link_task(_links(data, settings.rules), batch, seed, settings.penalty)
-    return node_task(_nodes(data, settings.rules), batch, seed, settings.fanouts)
+        task = _link_task(_links(data, settings.rules), batch, seed, settings.penalty)
+    else:
+        task = node_task(_nodes(data, settings.rules), batch, seed, settings.fanouts)
+    return replace(task, beside={RULES_FILE: settings.rules.content})
 
 
 def node_task(data: NodeData, batch: int, seed: int, fanouts: Sequence[int] = ()) -> Task:
