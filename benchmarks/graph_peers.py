@@ -122,7 +122,7 @@ def links(epochs, batch):
                 loss.backward()
                 optimizers[name].step()
                 found[name]["seconds"] += time.process_time() - began
-                sums[name] += float(loss)
+                sums[name] += loss.item()
         for name, total in sums.items():
             found[name]["losses"].append(total / steps)
     return found
@@ -155,10 +155,10 @@ def show(args, case, name, found):
     if args.json:
         print(json.dumps({"case": case, "side": name, **found}), flush=True)
         return
-    texts = [
-        f"{key} {', '.join(f'{v:.6f}' for v in value) if isinstance(value, list) else f'{value:.1f}'}"
-        for key, value in found.items()
-    ]
+    texts = []
+    for key, value in found.items():
+        numbers = value if isinstance(value, list) else [value]
+        texts.append(f"{key} {', '.join(f'{number:.6f}' for number in numbers)}")
     print(f"{case} {name}: {'; '.join(texts)}", flush=True)
 
 
