@@ -199,7 +199,7 @@ def test_a_search_takes_the_data_as_training_did(gossamer_cli, tmp_path, monkeyp
     ran = gossamer_cli("train", "train-graph", "--data", path, *words)
     assert ran.code == 0, ran.err
     shrunk = gossamer_cli(
-        *("shrink", made, "--data", path, "-o", small, "--max-loss", "99%", "--budget", "0.4"),
+        *("shrink", made, "--data", path, "-o", small, "--max-loss", "99%", "--budget", "30s"),
         "--json",
     )
     assert shrunk.code == 0, shrunk.err

@@ -122,10 +122,10 @@ def graph_seeds(folder: Path) -> None:
         folder / "words" / "g.npz", indptr=np.arange(4), indices=edges[:, 0], y=labels, **words
     )
     starts = {"train_indptr": np.array([0, 1, 3]), "train_indices": np.array([0, 0, 1])}
-    np.savez(folder / "pairs" / "g.npz", shape=np.array([2, 2]), **starts)
+    np.savez(folder / "pairs" / "pairs.npz", shape=np.array([2, 2]), **starts)
     (folder / "tables" / "nodes.csv").write_text("node,label,a\nx,0,1.5\ny,1,2\n")
     (folder / "tables" / "edges.csv").write_text("source,target,weight\nx,y,2\n")
-    (folder / "links" / "g.csv").write_text("user,item,split\n1,a,train\n2,b,test\n")
+    (folder / "links" / "pairs.csv").write_text("user,item,split\n1,a,train\n2,b,test\n")
 
 
 @target(
@@ -142,6 +142,8 @@ def read_graph_data(folder: Path) -> object:
     if (folder / "nodes.csv").exists():
         return read_nodes(folder, rules).graph
     path = only(folder)
+    if path.stem == "pairs":
+        return read_links(path, rules).graph
     tried(lambda: read_links(path, rules))
     return read_nodes(path, rules).graph
 
