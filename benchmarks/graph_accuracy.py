@@ -7,8 +7,7 @@
 Settings of the papers: GCN with 16 hidden features and dropout 0.5, GAT with 8 heads of 8 and
 dropout 0.6 of features and attention. The epoch that counts is chosen on validation: `best` takes
 the best of some epochs, `patience` is the rule of GAT's paper. Without it, that of each paper is
-taken. Needs
-GOSSAMER_DATA.
+taken. Needs GOSSAMER_DATA.
 """
 
 import argparse
@@ -78,9 +77,11 @@ class BestEpoch:
 
     @property
     def goes_on(self):
+        """Whether another epoch follows."""
         return self.left > 0
 
     def look(self, accuracy, loss, test):
+        """Take note of an epoch: accuracy and loss on validation, accuracy on the test."""
         self.left -= 1
         # Epochs of equal accuracy are told apart by their validation loss, never by the test.
         if (accuracy, -loss) > self.best:
@@ -96,9 +97,11 @@ class Patience:
 
     @property
     def goes_on(self):
+        """Whether another epoch follows."""
         return self.left > 0 and self.waited < self.patience
 
     def look(self, accuracy, loss, test):
+        """Take note of an epoch: accuracy and loss on validation, accuracy on the test."""
         self.left -= 1
         better = accuracy >= self.accuracy, loss <= self.loss
         self.waited = 0 if any(better) else self.waited + 1

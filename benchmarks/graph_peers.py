@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.nn import GCNConv, LightGCN
 
 from gossamer.graph import accelerate
 from gossamer.settings import data_dir
@@ -35,6 +34,8 @@ class Net(nn.Module):
     """Two layers, with dropout between them."""
 
     def __init__(self, inputs, classes):
+        from torch_geometric.nn import GCNConv
+
         super().__init__()
         self.first, self.second = GCNConv(inputs, HIDDEN), GCNConv(HIDDEN, classes)
 
@@ -91,6 +92,8 @@ def musae(seed, epochs):
 
 def links(epochs, batch):
     """Mean loss of each epoch and CPU seconds, by side."""
+    from torch_geometric.nn import LightGCN
+
     case = gowalla()
     users = int((case.y == 0).sum())
     edges = torch.from_numpy(case.edges)
