@@ -48,7 +48,15 @@ ADDED = {
         ("io/", "nn/", "ops/_native.pyi", "planner/", "recipes/", "runs/", "running/", "training/"),
         re.compile(r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm"),
     ),
-    "graphs": (("graph/", "ops/spmm/"), (), re.compile("never")),
+    "graphs": (
+        (
+            *("graph/", "ops/spmm/", "data/graphs/", "data/tasks/graph.py", "zoo/graph_nets.py"),
+            *("zoo/problems/graphs.py", "recipes/stages/train/graph.py"),
+            "search/workloads/graphs.py",
+        ),
+        ("running/", "runs/", "search/"),
+        re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
+    ),
 }
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}

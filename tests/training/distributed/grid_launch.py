@@ -37,8 +37,9 @@ def write_recipe(folder: Path, mesh: str, *, steps: int = 24, timeout: float = 8
 def train_command(folder: Path) -> list[str]:
     """`gossamer train` of the recipe in `folder`, behind the interpreter."""
     recipe = folder / "recipe.yaml"
-    data = "zoo:text" if "task: text" in recipe.read_text() else "zoo:images"
-    return ["-m", "gossamer", "train", str(recipe), "--data", data, "-o", str(folder / "out")]
+    task = recipe.read_text().partition("task: ")[2].split()[0]
+    words = ["--data", f"zoo:{task}", "-o", str(folder / "out")]
+    return ["-m", "gossamer", "train", str(recipe), *words]
 
 
 @dataclass

@@ -26,6 +26,7 @@ BESIDE_FILES = frozenset(
         "chat_template.jinja",
         "features.arrays",
         "generation_config.json",
+        "graph.json",
         "merges.txt",
         "special_tokens_map.json",
         "tokenizer.json",

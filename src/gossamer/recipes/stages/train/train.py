@@ -30,28 +30,48 @@ from gossamer.recipes.base import (
 from gossamer.recipes.phrases import show
 from gossamer.recipes.stages.schedules import Moment, Schedule
 from gossamer.recipes.stages.train.clicks import ClicksSettings, clicks_faults
+from gossamer.recipes.stages.train.graph import (
+    LINK_MODELS,
+    NODE_MODELS,
+    GraphSettings,
+    graph_faults,
+)
 from gossamer.recipes.stages.train.grow import GrowSettings, grow_faults
 from gossamer.recipes.stages.train.mesh import Mesh
 from gossamer.recipes.stages.train.tables import QuantizedTables, quantized_faults
 from gossamer.training.distributed import AXES, MeshSizes, split_batch
 
-Task = Literal["images", "text", "labelled", "clicks"]
-ModelName = Literal["mlp", "cnn", "gpt", "encoder", "dlrm"]
+Task = Literal["images", "text", "labelled", "clicks", "graph"]
+ModelName = Literal[
+    "mlp",
+    "cnn",
+    "gpt",
+    "encoder",
+    "dlrm",
+    "gcn",
+    "sage",
+    "gin",
+    "gat",
+    "gatv2",
+    "lightgcn",
+]
 # Task -> models that fit it; the first one is the default.
 _TASK_MODELS = {
     "images": ("mlp", "cnn"),
     "text": ("gpt",),
     "labelled": ("encoder",),
     "clicks": ("dlrm",),
+    "graph": (*NODE_MODELS, *LINK_MODELS),
 }
 # Section -> setting -> the models or optimizers that have it.
 _OWNERS = {
     "model": {
-        "heads": ("gpt", "encoder"),
+        "heads": ("gpt", "encoder", "gat", "gatv2"),
         "context": ("gpt", "encoder"),
         "activation": ("mlp",),
         "tied": ("gpt",),
-        "layers": ("mlp", "cnn", "gpt", "encoder"),
+        "layers": ("mlp", "cnn", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
+        "dropout": NODE_MODELS,
         "bottom": ("dlrm",),
         "top": ("dlrm",),
         "pooling": ("dlrm",),
@@ -76,7 +96,7 @@ class Architecture(Settings):
     """The model that is built; sizes of inputs and outputs come from the data."""
 
     name: ModelName
-    """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks."""
+    """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks; else graphs."""
     width: Size = 128
     """Features of a layer, channel or row of a table."""
     layers: int = Field(default=2, ge=1, le=1024)
@@ -95,6 +115,8 @@ class Architecture(Settings):
     """dlrm: inner sizes of the MLP behind the interaction, such as [64, 32]."""
     pooling: Literal["sum", "mean"] | None = None
     """dlrm: of several ids of one category."""
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """gcn, sage, gin, gat, gatv2: of features and attention; null: 0.5."""
 
 
 class TrainData(Settings):
@@ -108,6 +130,8 @@ class TrainData(Settings):
     """Of texts: measured on, not trained on."""
     clicks: ClicksSettings | None = None
     """Of click logs: what the columns are."""
+    graph: GraphSettings | None = None
+    """Of graphs: what is learned, and how the file is taken."""
 
 
 class TableOptimizerSettings(Settings):
@@ -184,7 +208,7 @@ class Train(StageSettings):
     """A training run. `steps` or `epochs` says how long."""
 
     task: Task
-    """What is learned: images, text (next token), labelled (texts), clicks."""
+    """What is learned: images, text (next token), labelled (texts), clicks, graph."""
     model: Architecture | None = None
     """The model that is built, unless --model gives one."""
     data: TrainData = TrainData()
@@ -233,6 +257,7 @@ class Train(StageSettings):
             _best_faults,
             grow_faults,
             clicks_faults,
+            graph_faults,
             quantized_faults,
         ):
             yield from rule(raw)
