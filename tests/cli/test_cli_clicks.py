@@ -351,7 +351,21 @@ def test_dry_run_counts_one_moment_for_a_row_in_few_bits(gossamer_cli, tmp_path,
         (CRITEO, {"task: clicks": "task: text"}, "belongs to task clicks"),
         (CRITEO, {"lr: 0.1": "lr: 0.1, weight_decay: 0.1"}, "decay of tables is refused"),
         (CRITEO, {"{lr: 0.01,": "{name: lamb,"}, "must be adamw or sgd"),
-        (CRITEO, {"batch: 32": "mesh: {data: 2}"}, "trained by one process"),
+        (CRITEO, {"batch: 32": "mesh: {shard: 2}"}, "trained by replicas; use data alone"),
+        (
+            CRITEO,
+            {"batch: 32": "mesh: {data: 2, tables: {shard: row}}"},
+            "no rank holds the whole best state",
+        ),
+        (
+            CRITEO,
+            {
+                "batch: 32": "mesh: {data: 2, tables: {shard: auto}}",
+                "steps: 24": "steps: 24\n      quantize_tables: {bits: 4}",
+                ", keep: best": "",
+            },
+            "whole on every rank",
+        ),
         (CRITEO, {"batch: 32": "quantize_tables: {bits: 3}"}, "quantize_tables.bits"),
         (CRITEO, {"batch: 32": "quantize_tables: {period: 0}"}, "quantize_tables.period"),
         (

@@ -13,7 +13,7 @@ from torch import nn
 from gossamer.errors import ArtifactError, InputError
 from gossamer.nn.layers.tables import table_of
 from gossamer.training.checkpoint.random_state import undisturbed_random
-from gossamer.training.loop.run import TrainingRun
+from gossamer.training.loop.processes import Processes
 
 
 class Stopwatch:
@@ -108,13 +108,14 @@ class BestState:
 class EvaluationWatch:
     """Evaluates, keeps the time of the run, and follows its best state."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, processes: Processes) -> None:
+        run = processes.run
         self.quality: dict[str, float] = {}
         self.last_step = -1
         name = run.settings.keep_best
         self.best = None if name is None else BestState(run.model, name)
         self.time = Stopwatch(run.around.clock)
-        self._run = run
+        self._run, self._processes = run, processes
 
     def position(self) -> float:
         """Steps taken, or as many as the minutes that are over stand for, if those are more."""
@@ -132,7 +133,7 @@ class EvaluationWatch:
         model.eval()
         with undisturbed_random(), torch.no_grad():
             if around.evaluate is not None:
-                found.update(around.evaluate(model))
+                found.update(self._processes.numbers(around.evaluate, model))
             if around.watch is not None:
                 with self.time.paused():
                     found.update(around.watch(model))

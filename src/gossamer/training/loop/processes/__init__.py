@@ -2,13 +2,14 @@
 """Who carries out the steps of a loop: `Processes`, here one, elsewhere a mesh of them.
 
 `loss_of` is the loss of a batch, with gradients recomputed if asked (`recomputing`);
-`not_finite_gradients` names bad ones. `Agreement`, `LossAndNumbers` and `States` are what a mesh
-must give as well.
+`not_finite_gradients` names bad ones. `Agreement`, `Evaluate`, `LossAndNumbers` and `States` are
+what a mesh must take and give as well.
 """
 
 from gossamer.training.loop.processes.recompute import recomputing
 from gossamer.training.loop.processes.single import (
     Agreement,
+    Evaluate,
     LossAndNumbers,
     Processes,
     States,
@@ -18,6 +19,7 @@ from gossamer.training.loop.processes.single import (
 
 __all__ = [
     "Agreement",
+    "Evaluate",
     "LossAndNumbers",
     "Processes",
     "States",
