@@ -389,6 +389,18 @@ def test_recipes_that_cannot_be(gossamer_cli, tmp_path, log, clicks, changes, te
     assert text in ran.err
 
 
+def test_tables_that_no_machine_holds(gossamer_cli, tmp_path, log):
+    """2^31 - 1 rows of 65,536 numbers for each of 26 categories: 15 petabytes."""
+    clicks = "{format: criteo, size: 2147483647}"
+    recipe = write_recipe(tmp_path, clicks, **{"width: 4": "width: 65536"})
+    for extra in ((), ("--dry-run",)):
+        ran = gossamer_cli("train", recipe, "--data", log, "-o", tmp_path / "out", *extra)
+        assert ran.code != 0
+        assert "26 tables with 55,834,574,822 rows of 65536 numbers take" in ran.err
+        assert "Use a smaller data.clicks.size" in ran.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_files_that_cannot_be(gossamer_cli, tmp_path, log):
     recipe = write_recipe(tmp_path)
     for data, text in (
