@@ -95,11 +95,14 @@ def test_plain_bags_equal_the_kernels(mode, has_end):
     bounds = [0, 0, 2, 2, 6, 7]
     for bag, (begin, end) in enumerate(pairwise(bounds)):
         places = [p for p in range(begin, end) if ids[p] != 3]
-        total = sum(dense[ids[p]] * (1 if weights is None else weights[p]) for p in places)
-        wanted = torch.zeros(7).double() + total
-        wanted /= max(1, len(places)) if mode == "mean" else 1
+        terms = [dense[ids[p]] * (1 if weights is None else weights[p].double()) for p in places]
+        terms = torch.stack([torch.zeros(7).double(), *terms])
+        wanted = terms.sum(0) / (max(1, len(places)) if mode == "mean" else 1)
+        # A few roundings of the largest partial sum.
+        bound = 4 * 2.0**-24 * terms.abs().sum(0)
         for layer in (plain, table):
-            torch.testing.assert_close(layer(ids, offsets, weights)[bag].double(), wanted)
+            error = (layer(ids, offsets, weights)[bag].double() - wanted).abs()
+            assert bool((error <= bound).all())
     square = ids[:6].view(2, 3)
     torch.testing.assert_close(plain(square), table(square))
     single = packed_table(Embedding.from_dense(nn.Embedding(20, 7, padding_idx=3), bits=2))

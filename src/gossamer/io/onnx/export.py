@@ -107,8 +107,8 @@ def _plain_tables(model: nn.Module) -> Iterator[None]:
                 swapped.append((plain, table))
         yield
     finally:
-        for plain, table in swapped:
-            replace_module(model, plain, table)
+        for new, old in swapped:
+            replace_module(model, new, old)
 
 
 class _OneOutput(nn.Module):

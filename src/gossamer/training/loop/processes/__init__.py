@@ -9,13 +9,13 @@ what a mesh must take and give as well.
 from gossamer.training.loop.processes.recompute import recomputing
 from gossamer.training.loop.processes.single import (
     Agreement,
-    Evaluate,
     LossAndNumbers,
     Processes,
     States,
     loss_of,
     not_finite_gradients,
 )
+from gossamer.training.loop.run import Evaluate
 
 __all__ = [
     "Agreement",
