@@ -10,14 +10,13 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.layers.tables import (
-    Embedding,
-    EmbeddingBag,
     TableLayer,
     fold_rows,
     packed_table,
     table_of,
 )
 from gossamer.nn.surgery import replace_module
+from gossamer.nn.surgery.tables import as_trained, is_ordinary_table
 from gossamer.pruning.calibration.flow import evaluating
 from gossamer.recipes.stages import Round
 from gossamer.runs.stages.base import StageInput
@@ -34,7 +33,7 @@ def round_tables(model: nn.Module, step: Round, ignored: set[str], given: StageI
     found = {
         name: module
         for name, module in model.named_modules()
-        if name not in ignored and (_is_stock(module) or table_of(module) is not None)
+        if name not in ignored and (is_ordinary_table(module) or table_of(module) is not None)
     }
     if not found:
         raise InputError(f"round.tables: {type(model).__name__} has no embedding table.")
@@ -57,10 +56,6 @@ def round_tables(model: nn.Module, step: Round, ignored: set[str], given: StageI
     return f"{len(found)} tables to {bits} bits ({how.form}){folded}"
 
 
-def _is_stock(module: nn.Module) -> bool:
-    return type(module) in (nn.Embedding, nn.EmbeddingBag)
-
-
 def _becomes_packed(table: TableLayer, form: str) -> bool:
     return form == "packed" and table.form == "trained"
 
@@ -72,9 +67,7 @@ def _shadowed(module: nn.Module, how: Any) -> TableLayer:
     if held is None:
         if how.bits is None:
             raise InputError("round.tables: is an ordinary table; say to how many bits.")
-        stock: Any = module
-        kind = Embedding if isinstance(stock, nn.Embedding) else EmbeddingBag
-        return kind.from_dense(stock, bits=bits, granularity=how.granularity)
+        return as_trained(module, bits=bits, granularity=how.granularity)
     wanted = ("trained", bits, how.granularity if bits else "table")
     if how.bits is not None and (held.form, held.bits, held.granularity) != wanted:
         raise InputError(
