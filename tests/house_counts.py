@@ -48,6 +48,14 @@ ADDED = {
         ("io/", "nn/", "ops/_native.pyi", "planner/", "recipes/", "runs/", "running/", "training/"),
         re.compile(r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm"),
     ),
+    "any model": (
+        (
+            *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
+            "io/huggingface/trial_run.py",
+        ),
+        (),
+        re.compile("never"),
+    ),
     "graphs": (("graph/", "ops/spmm/"), (), re.compile("never")),
 }
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

@@ -118,7 +118,7 @@ ARCHITECTURES = (
         ("OLMo 2", "Olmo2ForCausalLM", _GATED),
         ("OLMoE", "OlmoeForCausalLM", _GATED | {"num_experts": 3, "num_experts_per_tok": 2}),
         ("Granite", "GraniteForCausalLM", _GATED),
-        ("StableLM", "StableLmForCausalLM", _GATED),
+        ("StableLM", "StableLmForCausalLM", _GATED | {"partial_rotary_factor": 0.5}),
         ("Starcoder2", "Starcoder2ForCausalLM", _GATED),
         ("Cohere", "CohereForCausalLM", _GATED),
         ("GPT-NeoX", "GPTNeoXForCausalLM", _BERT),

@@ -7,7 +7,9 @@ wrong is a fault of this package, and an ordinary exception.
 
 import copy
 import json
+import re
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from torch import nn
 import gossamer
 from gossamer.errors import GossamerError
 from gossamer.io.huggingface import example_inputs
-from gossamer.nn.families import answers, family_of
+from gossamer.nn.families import family_of
 from gossamer.nn.families.table import FAMILIES
+from gossamer.nn.families.text import is_decoder
 from gossamer.nn.layer_kinds import form_of
 
 COLUMNS = ("prune", "compact training", "save and load", "compile", "engine")
@@ -34,7 +37,7 @@ def make(row: Architecture) -> nn.Module:
     kind = getattr(transformers, row.model)
     model = kind(kind.config_class(**copy.deepcopy(row.settings))).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model
 
@@ -55,8 +58,8 @@ def inputs_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def outputs_of(model: nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Every tensor of floating point numbers that a call gives."""
-    # Layers that count what passed through them would make two calls differ.
-    given = model(**inputs, return_dict=True)
+    options = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
+    given = model(**inputs, **options, return_dict=True)
     found = [value for value in given.values() if torch.is_tensor(value)]
     return [tensor for tensor in found if tensor.is_floating_point()]
 
@@ -84,8 +87,12 @@ def cells_of(row: Architecture, folder: Path) -> dict[str, str]:
     assert type(model).__name__ == row.model
     with torch.no_grad():
         assert distance(outputs_of(model, inputs), expected) <= TOLERANCE, "loaded is not saved"
+    try:
+        pruned = _pruned(model)
+    except GossamerError as error:
+        return dict.fromkeys(COLUMNS, f"no: {_sentence(error)}")
     return {
-        "prune": _pruned(model),
+        "prune": pruned,
         "compact training": _cell(lambda: _compact(model, inputs)),
         "save and load": _cell(lambda: _saved(model, inputs, folder / "packed")),
         "compile": _cell(lambda: _compiled(model, inputs)),
@@ -101,7 +108,9 @@ def _cell(do: Callable[[], str]) -> str:
 
 
 def _sentence(error: GossamerError) -> str:
-    return str(error).split("\n")[0].strip()
+    """The message of an error, without the folder of this run."""
+    first = str(error).split("\n")[0].strip()
+    return re.sub(r"^/\S+: ", "", first)
 
 
 def _pruned(model: nn.Module) -> str:
@@ -140,7 +149,7 @@ def _compact(model: nn.Module, inputs: dict[str, torch.Tensor]) -> str:
         kept = wanted.reshape(layer.mask().shape)[layer.mask()]
         assert distance([given], [kept]) <= TOLERANCE, name
     left = len(_layers(compact, "masked"))
-    return "yes" if not left else f"yes, but {left} layers stay masked"
+    return "yes" if not left else f"yes; {left} stay masked"
 
 
 def _saved(model: nn.Module, inputs: dict[str, torch.Tensor], path: Path) -> str:
@@ -158,9 +167,9 @@ def _saved(model: nn.Module, inputs: dict[str, torch.Tensor], path: Path) -> str
 
 def _compiled(model: nn.Module, inputs: dict[str, torch.Tensor]) -> str:
     """The compiled model equals the masked one, on a sparse kernel wherever it accepts a layer."""
-    only = next(iter(inputs.values())) if len(inputs) == 1 else None
-    image = only if only is not None and only.ndim == 4 else None
-    fast = gossamer.compile(model, tokens=21, kernel=OWN_KERNEL, example=image)
+    only = next(iter(inputs.values()))
+    example = only if len(inputs) == 1 and only.ndim == 4 else inputs
+    fast = gossamer.compile(model, tokens=21, kernel=OWN_KERNEL, example=example)
     packed = len(_layers(fast, "packed"))
     with torch.no_grad():
         assert distance(outputs_of(fast, inputs), outputs_of(model, inputs)) <= TOLERANCE
@@ -168,13 +177,13 @@ def _compiled(model: nn.Module, inputs: dict[str, torch.Tensor]) -> str:
 
 
 def _engine(model: nn.Module) -> str:
-    for question in ("encoder", "decoder"):
-        family = family_of(model, question)  # type: ignore[arg-type]
-        if family is not None:
-            return question
+    """The question of `gossamer.nn.families` that its family answers, or what it says instead."""
+    if family_of(model, "encoder") is not None:
+        return "encoder"
+    if family_of(model, "decoder") is not None:
+        return "decoder"
     name = family_of(model, "block")
     row = next((family for family in FAMILIES if family.name == name), None)
     if row is None:
-        return "no: layer by layer; its family has no row yet"
-    why = row.encoder if name not in answers("encoder") else row.decoder
-    return f"no: layer by layer; {why}"
+        return "no: its family has no row in nn/families yet"
+    return f"no: {row.decoder if is_decoder(model) else row.encoder}"

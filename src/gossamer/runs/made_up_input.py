@@ -33,6 +33,11 @@ class Example:
         return tensors[0] if len(tensors) == 1 and tensors[0].ndim == 4 else None
 
     @property
+    def for_compile(self) -> Any:
+        """What `gossamer.compile(example=)` takes: the images, or all arguments."""
+        return self.batch if self.image is None else self.image
+
+    @property
     def batch(self) -> Any:
         """What `gossamer.sparsify(data=[...])` takes."""
         return self.kwargs or self.args

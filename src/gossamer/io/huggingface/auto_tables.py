@@ -106,12 +106,17 @@ def config_class(model_type: str, where: str) -> Any:
             f"{where}: model_type {model_type[:80]!a} is not known to the installed transformers"
             f" {transformers.__version__}."
         )
+    check_family(model_type, where)
+    return getattr(transformers, name)
+
+
+def check_family(model_type: str, where: str) -> None:
+    """Refuse a family whose models another package makes."""
     if model_type.startswith(_ELSEWHERE):
         raise ArtifactError(
             f"{where}: models of model_type {model_type!a} are made by another package, which may"
             " fetch code and weights. Build the model yourself and pass model=."
         )
-    return getattr(transformers, name)
 
 
 @cache

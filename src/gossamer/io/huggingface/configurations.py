@@ -8,13 +8,19 @@ Configurations inside of a configuration, such as that of the image tower, are t
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
 from gossamer.errors import ArtifactError
-from gossamer.io.huggingface.auto_tables import KnownClass, config_class, undeclared_fields
+from gossamer.io.huggingface.auto_tables import (
+    KnownClass,
+    check_family,
+    config_class,
+    undeclared_fields,
+)
 from gossamer.io.huggingface.quiet import quiet_transformers
 from gossamer.nn.families import answers
 from gossamer.nn.families.text import starts_after_padding
@@ -55,6 +61,7 @@ MAX_PARTS = 65_536
 MAX_LABELS = 100_000
 MAX_NUMBER = 2**31
 _MAX_NESTED = 4
+_ENDLESS = "__float__"
 
 Content = Mapping[str, Any]
 
@@ -69,6 +76,9 @@ def make_config(known: KnownClass, content: Content, max_layers: int) -> Any:
         reason = short(error, 300)
         raise ArtifactError(f"{CONFIG_FILE}: transformers refuses it ({reason}).") from error
     _check_numbers(config, fields)
+    for part in vars(config).values():
+        # Some classes fill in what a file leaves out with a model of another package.
+        check_family(str(getattr(part, "model_type", "")), CONFIG_FILE)
     return config
 
 
@@ -111,7 +121,11 @@ def _fields(
     if not table:
         names |= undeclared_fields(config, model) - _CALLS
     fields = {
-        name: value for name, value in content.items() if name in names and not _NEVER.search(name)
+        name: value
+        for name, value in content.items()
+        if (name in names or (not table and _is_plain(config, name, value)))
+        and name not in _CALLS
+        and not _NEVER.search(name)
     }
     inner = dict(getattr(config, "sub_configs", {}) or {})
     for name, value in fields.items():
@@ -122,14 +136,30 @@ def _fields(
             continue
         _check_value(name, value, max_layers)
         _check_size(name, value, table)
-    if "backbone_config" in declared and not isinstance(fields.get("backbone_config"), dict):
-        raise ArtifactError(
-            f"{CONFIG_FILE}: names no backbone_config; the class would ask the network for one."
-        )
+        fields[name] = _read(value)
     heads, shared = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
     if not table and type(heads) is int and type(shared) is int and heads % shared:
         raise _fault("num_key_value_heads", shared, f"a divisor of {heads} heads")
     return fields
+
+
+def _is_plain(config: Any, name: str, value: Any) -> bool:
+    """Whether an undeclared field is a number for the class, which can name nothing."""
+    return (
+        isinstance(value, int | float | None)
+        and name.isidentifier()
+        and not name.startswith("_")
+        and not hasattr(config, name)
+    )
+
+
+def _read(value: Any) -> Any:
+    """A value of config.json; transformers writes an infinite number as an object."""
+    if isinstance(value, list):
+        return [_read(item) for item in value]
+    if isinstance(value, dict) and value.keys() == {_ENDLESS}:
+        return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value[_ENDLESS]), value)
+    return value
 
 
 def _nested_class(kind: Any, name: str, value: Any) -> Any:

@@ -67,7 +67,7 @@ def build_transformers(
     with quiet_transformers(), no_init_weights(), few_parts(parts):
         if device == "meta" and table:
             small = make_config(known, one_layer(config), max_tensors)
-            check_runs(check_builds(known.model, small), in_table=True)
+            check_runs(check_builds(known.model, small))
         try:
             with torch.device(device):
                 model: nn.Module = known.model(settings)
@@ -77,5 +77,5 @@ def build_transformers(
             reason = short(error, 300)
             raise ArtifactError(f"{CONFIG_FILE}: {name} refuses it ({reason}).") from error
         if device == "meta" and not table:
-            check_runs(model.eval(), in_table=False)
+            check_runs(model.eval(), usual=lambda: known.model(known.config()))
     return model

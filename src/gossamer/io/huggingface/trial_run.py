@@ -63,25 +63,41 @@ def check_builds(make: Callable[[Any], nn.Module], config: Any) -> nn.Module:
         raise unfit(f"the class of the model refuses it ({short(error, 200)})") from error
 
 
-def check_runs(model: nn.Module, *, in_table: bool) -> None:
+def check_runs(model: nn.Module, usual: Callable[[], nn.Module] | None = None) -> None:
     """Refuse a model whose sizes do not fit each other.
 
     Args:
         model: on the meta device.
-        in_table: whether its family is in our table, so that it takes what is made up.
+        usual: makes a model of the same class with the sizes that transformers gives it; None
+            where the family is in our table, so that it surely takes what is made up. If that
+            model cannot run either, the input is at fault, and nothing is refused.
     """
+    error = _fault(model)
+    if error is None:
+        return
+    if usual is not None:
+        if not isinstance(error, _MISFITS) or _NOT_SIZES.search(str(error)):
+            return
+        try:
+            with torch.device("meta"):
+                works = _fault(usual().eval()) is None
+        except Exception:  # what its defaults lack is not for us to say
+            works = False
+        if not works:
+            return
+    raise unfit(f"a model with these sizes cannot run ({short(error, 200)})") from error
+
+
+def _fault(model: nn.Module) -> Exception | None:
+    """What a forward without numbers raises; None if it runs, or if nobody knows how to call it."""
     with torch.device("meta"):
         inputs = example_inputs(model)
-    if inputs is None:
-        return
     try:
-        with torch.device("meta"), torch.no_grad():
-            model(**inputs)
+        if inputs is not None:
+            with torch.device("meta"), torch.no_grad():
+                model(**inputs)
     except Exception as error:
         # What looks at numbers cannot be run without any; that is no fault of the sizes.
-        if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
-            return
-        misfit = isinstance(error, _MISFITS) and not _NOT_SIZES.search(str(error))
-        if in_table or misfit:
-            text = f"a model with these sizes cannot run ({short(error, 200)})"
-            raise unfit(text) from error
+        unknown = isinstance(error, NotImplementedError) or "meta" in str(error).lower()
+        return None if unknown else error
+    return None
