@@ -5,9 +5,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from architectures import ARCHITECTURES  # noqa: E402
-from cells import cells_of  # noqa: E402
-from write_models_page import PAGE, line_of, reason_of, refusals_of  # noqa: E402
+from architectures import ARCHITECTURES
+from cells import cells_of
+from write_models_page import PAGE, head_of, line_of, reason_of, refusals_of
 
 RUN = "To write the page anew: python tests/models/write_models_page.py"
 
@@ -27,7 +27,9 @@ def test_an_architecture_does_what_its_row_says(row, tmp_path):
 
 
 def test_the_page_has_these_architectures_and_no_others():
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.startswith(head_of(len(ARCHITECTURES))), RUN
+    lines = page.splitlines()
     named = [line.split("|")[1].strip() for line in lines if line.count("|") == 8]
     assert [name for name in named if name not in ("model", "---")] == [
         row.title for row in ARCHITECTURES

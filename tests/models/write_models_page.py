@@ -15,8 +15,8 @@ _TITLE = """\
 
 Any directory whose `config.json` names a class of the installed transformers goes in: `gossamer
 prune`, `shrink`, `train`, `run`, `explain` and `gossamer.load` take it. Its class is looked up in
-the tables that transformers' own `AutoModel` uses; no code of the directory is run, and no pickle is
-read. Every layer of a known kind (Linear, Conv2d) is pruned, and what is saved is loaded without
+the tables that transformers' own `AutoModel` uses; no code of the directory is run, and no pickle
+is read. Every layer of a known kind (Linear, Conv2d) is pruned, and what is saved is loaded without
 `model=`.
 
 This page is written by `tests/models/write_models_page.py`, and a test holds it current: {count}
@@ -24,14 +24,15 @@ architectures, each a tiny model with random weights and odd sizes, are taken th
 
 | column | what was done |
 |---|---|
-| prune | loaded from sharded safetensors, output as before; half of the weights of every layer of a known kind became zero. The share says how many of all parameters lie in those layers. |
-| compact training | gradients of the kept values equal those of the masked model within {tolerance:g} |
+| prune | loaded from shards, output as before; half of the weights of every layer became zero |
+| compact training | gradients of kept values equal the masked model's within {tolerance:g} |
 | save and load | `gossamer.save`, then `gossamer.load` without `model=`: equal to the last bit |
 | compile | on a sparse kernel: outputs equal those of the masked model within {tolerance:g} |
-| engine | which native call runs its layers as a whole; without one, each layer is run by its own kernel |
+| engine | the native call that runs its layers as a whole; else each has its own kernel |
 
-What is not in these layers stays dense and is named in the report: tables of tokens, `lm_head`, 1-D
-convolutions, and experts that transformers stores as one 3-D Parameter.
+The share below *prune* says how many of all parameters lie in the layers that were pruned.
+What is not in these layers stays dense and is named in the report: tables of tokens, `lm_head`,
+1-D convolutions, and experts that transformers stores as one 3-D Parameter.
 """
 
 
@@ -57,9 +58,14 @@ def reason_of(row: Architecture, cells: dict[str, str]) -> str | None:
     return text.removeprefix(_REFUSED) if text.startswith(_REFUSED) else None
 
 
+def head_of(count: int) -> str:
+    """What stands above the tables of so many architectures."""
+    return _TITLE.format(count=count, tolerance=TOLERANCE)
+
+
 def page_of(found: dict[Architecture, dict[str, str]]) -> str:
     """The whole page."""
-    parts = [_TITLE.format(count=len(found), tolerance=TOLERANCE)]
+    parts = [head_of(len(found))]
     for kind, rows in groupby(found, key=lambda row: row.kind):
         lines = [line_of(row, found[row]) for row in rows]
         head = f"| model | class | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 2)}"

@@ -37,11 +37,11 @@ _SIZES = (
 _MAY_BE_NONE = ("num_key_value_heads", "head_dim", "n_inner")
 # The same of any family; what is None or a list there is for the class to judge.
 _ANY_SIZES = re.compile(
-    r"^(vocab_size|hidden_size|intermediate_size|head_dim|d_model|d_kv|d_ff|n_embd|n_heads?"
+    r"^(vocab_size|hidden_size|intermediate_size|d_model|d_kv|d_ff|n_embd|n_heads?"
     r"|num_heads|patch_size|num_channels|image_size|(\w+_)?(attention|key_value|kv)_heads)$"
 )
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers")
-_NOT_NEGATIVE = re.compile(r"(^|_)(eps|epsilon|windows?|window_sizes?|sliding_window)$")
+_NOT_NEGATIVE = re.compile(r"(^|_)(head_dim|eps|epsilon|windows?|window_sizes?|sliding_window)$")
 _POSITIVE = ("rope_theta", "factor")
 # Fields of older files that configuration classes still translate.
 _LEGACY_FIELDS = {"rope_theta", "rope_scaling", "num_labels", "torch_dtype"}
@@ -53,7 +53,7 @@ _DTYPE = re.compile(r"(^|_)dtype$")
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 # How many parts there are: each costs time when a model is built, whatever its tensors weigh.
 _COUNTS = re.compile(
-    r"^(num|n)_(?!labels)|(^|_)(layers?|depths?|blocks|groups|repeats|iters|iterations|steps)$"
+    r"^(num|n)_(?!labels|\w*positions?|ctx|embd|inner|vocab|\w*embeddings)|(^|_)(layers?|depths?|blocks|groups|repeats|iters|iterations|steps)$"
 )
 _LAYER_COUNTS = (*DEPTHS, "num_layers")
 MAX_LAYERS = 10_000

@@ -117,7 +117,9 @@ def has_other_linears(model: nn.Module) -> bool:
 def _linear(layer: nn.Module) -> nn.Linear:
     if "forward" in layer.__dict__:
         kind = type(layer).__name__
-        raise TargetError(f"a {kind} whose forward was replaced on the instance cannot be a Linear.")
+        raise TargetError(
+            f"a {kind} whose forward was replaced on the instance cannot be a Linear."
+        )
     matrix = matrix_of(layer)
     bias = layer._parameters["bias"]
     result = nn.Linear(matrix.shape[1], matrix.shape[0], device="meta", dtype=matrix.dtype)
