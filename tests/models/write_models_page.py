@@ -31,6 +31,7 @@ architectures, each a tiny model with random weights and odd sizes, are taken th
 | engine | the native call that runs its layers as a whole; else each has its own kernel |
 
 The share below *prune* says how many of all parameters lie in the layers that were pruned.
+Convolutions are tried as one native call by `gossamer.compile(example=images)`, whatever the class.
 What is not in these layers stays dense and is named in the report: tables of tokens, `lm_head`,
 1-D convolutions, and experts that transformers stores as one 3-D Parameter.
 """

@@ -98,9 +98,9 @@ def known_class(name: str, content: dict[str, Any], where: str) -> KnownClass:
 def config_class(model_type: str, where: str) -> Any:
     """The configuration class of a family, from the auto table of transformers."""
     transformers = import_transformers()
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto import configuration_auto
 
-    name = CONFIG_MAPPING_NAMES.get(model_type)
+    name = vars(configuration_auto)["CONFIG_MAPPING_NAMES"].get(model_type)
     if name is None:
         raise ArtifactError(
             f"{where}: model_type {model_type[:80]!a} is not known to the installed transformers"
