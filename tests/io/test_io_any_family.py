@@ -72,6 +72,8 @@ def refused(directories, title, changes, words):
         ("Qwen3", {"hidden_act": "__import__('os')"}, "refuses it"),
         ("Qwen3", {"dtype": "load"}, "is none of"),
         ("Gemma 3", {"sliding_window": -5}, "sliding_window is -5; expected nothing below 0"),
+        ("Gemma 3", {"sliding_window": 4.5}, "sliding_window is 4.5; expected a whole number"),
+        ("Gemma 3", {"model_type": ["gemma3_text"]}, "needs model_type 'gemma3_text'"),
         ("ModernBERT", {"num_attention_heads": 5}, r"config\.json"),
         ("T5", {"num_layers": 10**8}, "num_layers is 100000000"),
         ("T5", {"num_decoder_layers": 10**8}, "num_decoder_layers is 100000000"),
@@ -153,6 +155,16 @@ def test_models_of_other_packages_and_of_the_network_are_refused():
     inside = {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone"}}
     with pytest.raises(ArtifactError, match="made by another package"):
         build_transformers("DetrModel", inside, max_tensors=1000)
+
+
+def test_a_class_whose_packages_are_missing_is_named(directories, monkeypatch):
+    class Qwen3ForCausalLM:
+        """As transformers makes it where a package is missing."""
+
+    monkeypatch.setattr(transformers, "Qwen3ForCausalLM", Qwen3ForCausalLM)
+    content = config_of(directories("Qwen3"))
+    with pytest.raises(ArtifactError, match="needs packages that are not installed"):
+        build_transformers("Qwen3ForCausalLM", content, max_tensors=100)
 
 
 def test_a_wrong_shard_index_is_named(tmp_path):

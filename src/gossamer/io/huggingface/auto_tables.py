@@ -80,19 +80,19 @@ def known_class(name: str, content: dict[str, Any], where: str) -> KnownClass:
             f" {len(auto_classes())} in the auto tables of the installed transformers"
             f" {import_transformers().__version__}. {advice}"
         )
-    if found not in types:
+    if not isinstance(found, str) or found not in types:
         expected = " or ".join(map(repr, sorted(types)))
         raise ArtifactError(
             f"{where}: {name} needs model_type {expected}, config.json has {ascii(found)[:80]}."
         )
-    config = config_class(str(found), where)
+    config = config_class(found, where)
     try:
         model = getattr(import_transformers(), name)
     except Exception as error:
         reason = ascii(str(error))[1:-1][:200]
         raise ArtifactError(f"{where}: {name} cannot be imported here ({reason}).") from error
     _check_own_reader(model, name, where)
-    return KnownClass(model, config, str(found))
+    return KnownClass(model, config, found)
 
 
 def config_class(model_type: str, where: str) -> Any:
@@ -144,7 +144,13 @@ def _source(part: Any) -> str:
 
 def _check_own_reader(model: Any, name: str, where: str) -> None:
     """Refuse a class that has its own way to read files, which may fetch or unpickle some."""
-    own = model.__mro__[: model.__mro__.index(import_transformers().PreTrainedModel)]
+    base = import_transformers().PreTrainedModel
+    if not issubclass(model, base):
+        # A stand-in, which transformers has for a class whose requirements are not met.
+        raise ArtifactError(
+            f"{where}: {name} cannot be used here; it needs packages that are not installed."
+        )
+    own = model.__mro__[: model.__mro__.index(base)]
     if any(isinstance(vars(part).get("from_pretrained"), classmethod) for part in own):
         raise ArtifactError(
             f"{where}: {name} reads files in a way of its own, which may fetch more of them. Build"

@@ -42,6 +42,7 @@ _ANY_SIZES = re.compile(
 )
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers")
 _NOT_NEGATIVE = re.compile(r"(^|_)(head_dim|eps|epsilon|windows?|window_sizes?|sliding_window)$")
+_WINDOW = re.compile(r"(^|_)windows?(_sizes?)?$|_chunk_size$")
 _POSITIVE = ("rope_theta", "factor")
 # Fields of older files that configuration classes still translate.
 _LEGACY_FIELDS = {"rope_theta", "rope_scaling", "num_labels", "torch_dtype"}
@@ -221,6 +222,8 @@ def _check_size(name: str, value: Any, table: bool) -> None:
         raise _fault(name, value, "a whole number from 0")
     elif _NOT_NEGATIVE.search(name) and any(number < 0 for number in _numbers(value)):
         raise _fault(name, value, "nothing below 0")
+    elif _WINDOW.search(name) and isinstance(value, bool | float | str):
+        raise _fault(name, value, "a whole number")
 
 
 def _check_numbers(config: Any, content: Content) -> None:
