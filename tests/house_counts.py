@@ -58,6 +58,14 @@ ADDED = {
         ("running/", "runs/", "search/"),
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
     ),
+    "any model": (
+        (
+            *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
+            "io/huggingface/trial_run.py",
+        ),
+        (),
+        re.compile("never"),
+    ),
 }
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}
