@@ -85,7 +85,7 @@ def explain(
             inplace=not profile,
             precision=precision,
             kernel=kernel,
-            example=None if example is None else example.image,
+            example=None if example is None else example.for_compile,
         )
         rows = explain_model(fast)
     document: dict[str, Any] = {

@@ -10,14 +10,10 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.huggingface.transformers_models import (
-    CONFIG_FILE,
-    build_transformers,
-    import_transformers,
-    make_config,
-    model_type_of,
-    quiet_transformers,
-)
+from gossamer.io.huggingface.auto_tables import known_class
+from gossamer.io.huggingface.configurations import CONFIG_FILE, make_config
+from gossamer.io.huggingface.quiet import quiet_transformers
+from gossamer.io.huggingface.transformers_models import build_transformers
 from gossamer.io.pruners.compressed_tensors import expand_bitmasks
 from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_tensors_of
 from gossamer.io.safe_files.checks import check_memory
@@ -57,7 +53,7 @@ def load_pretrained(
     where = str(folder)
     config = _read_config(folder)
     name = architecture or _architecture_of(config, folder)
-    model_type_of(name, config, where)
+    known_class(name, config, where)
     tensors = read_tensors_of(folder)
     masks = expand_bitmasks(tensors, config, where, max_bytes=max_bytes)
     masks |= fold_pruned(tensors, where)
@@ -81,27 +77,26 @@ def from_tensors(
     *,
     max_bytes: int | None = None,
 ) -> nn.Module:
-    """The class `name` of the table with exactly these weights, in eval mode.
+    """The class `name` of transformers with exactly these weights, in eval mode.
 
     Args:
-        name: a class of `TRANSFORMERS_CLASSES`.
+        name: a class of the auto tables of transformers.
         config: the content of config.json.
         tensors: every weight by its name in a state dict.
         where: what they come from, for messages.
         max_bytes: refuse models that need more memory; default: what is available.
     """
-    model_type = model_type_of(name, config, where)
+    known = known_class(name, config, where)
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100)
     needed = sum(tensor.nbytes for tensor in (*skeleton.parameters(), *skeleton.buffers()))
     check_memory(needed, sum(tensor.nbytes for tensor in tensors.values()), max_bytes, where)
     _check_weights(tensors, skeleton, name, where)
     # transformers gives a model one dtype; the widest loses nothing.
     floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    kind = getattr(import_transformers(), name)
     with quiet_transformers():
-        model, info = kind.from_pretrained(
+        model, info = known.model.from_pretrained(
             None,
-            config=make_config(model_type, config, len(tensors)),
+            config=make_config(known, config, len(tensors)),
             state_dict=tensors,
             dtype=reduce(torch.promote_types, floats or {torch.float32}),
             output_loading_info=True,

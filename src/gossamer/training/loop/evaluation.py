@@ -20,7 +20,6 @@ from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery.compaction import compact
 from gossamer.training.checkpoint.random_state import undisturbed_random
 from gossamer.training.loop.processes import Processes
-from gossamer.training.loop.run import TrainingRun
 from gossamer.training.memory import measure
 from gossamer.training.modes import choose_modes
 from gossamer.training.optim import SmallStateOptimizer
@@ -117,13 +116,14 @@ class BestState:
 class EvaluationWatch:
     """Evaluates, keeps the time of the run, and follows its best state."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, processes: Processes) -> None:
+        run = processes.run
         self.quality: dict[str, float] = {}
         self.last_step = -1
         name = run.settings.keep_best
         self.best = None if name is None else BestState(run.model, name)
         self.time = Stopwatch(run.around.clock)
-        self._run = run
+        self._run, self._processes = run, processes
 
     def position(self) -> float:
         """Steps taken, or as many as the minutes that are over stand for, if those are more."""
@@ -141,7 +141,7 @@ class EvaluationWatch:
         model.eval()
         with undisturbed_random(), torch.no_grad():
             if around.evaluate is not None:
-                found.update(around.evaluate(model))
+                found.update(self._processes.numbers(around.evaluate, model))
             if around.watch is not None:
                 with self.time.paused():
                     found.update(around.watch(model))

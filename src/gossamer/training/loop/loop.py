@@ -93,7 +93,7 @@ class Loop(TrainingRun):
         self.in_a_row = 0
         self.rate_shift = 0
         self.compaction = CompactionWatch(self.processes)
-        self.evaluation = EvaluationWatch(self)
+        self.evaluation = EvaluationWatch(self.processes)
         self.best = self.evaluation.best
         self._writer = around.writer
         # The objective, if it has a state: a teacher that remembers, a loss with parameters.

@@ -18,12 +18,15 @@ from torch import nn
 from gossamer.data import Batches, RepeatedBatches
 from gossamer.errors import InputError
 from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.layers.tables import table_of
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.compaction import compact
 from gossamer.training.checkpoint import Checkpoint
 from gossamer.training.loop import LearningRate, Loop, LoopSettings, Objective, Surroundings
 from gossamer.training.loop.settings import Shape
 from gossamer.training.modes import ModeChoice, choose_modes
+from gossamer.training.optim import SideBySide
+from gossamer.training.optim.tables import TableAdam
 
 HELD_OUT = "held_out_loss"
 
@@ -89,6 +92,28 @@ class RecoverySchedule:
         )
 
 
+def _optimizer(
+    model: nn.Module, trained: Sequence[nn.Parameter], rate: float
+) -> torch.optim.Optimizer:
+    """AdamW; rows of tables that are trained in few bits by the same rule, where they were touched.
+
+    Gradients of such tables hold touched rows, which AdamW does not take.
+    """
+    tables = {
+        id(table.get_parameter("weight"))
+        for table in map(table_of, model.modules())
+        if table is not None and table.form == "trained"
+    }
+    dense = [parameter for parameter in trained if id(parameter) not in tables]
+    rows = [parameter for parameter in trained if id(parameter) in tables]
+    made: list[torch.optim.Optimizer] = []
+    if dense:
+        made.append(torch.optim.AdamW(dense, lr=rate, weight_decay=0.0))
+    if rows:
+        made.append(TableAdam(rows, lr=rate))
+    return made[0] if len(made) == 1 else SideBySide(made)
+
+
 def recover(
     model: nn.Module,
     objective: Objective,
@@ -122,7 +147,7 @@ def recover(
         around = replace(around, evaluate=lambda net: {HELD_OUT: validate(net)})
     loop = Loop(
         model,
-        torch.optim.AdamW(trained, lr=schedule.rate, weight_decay=0.0),
+        _optimizer(model, trained, schedule.rate),
         objective,
         RepeatedBatches(list(batches)) if isinstance(batches, list | tuple) else batches,
         schedule.loop_settings(keep_best=validate is not None),
