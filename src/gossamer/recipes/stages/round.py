@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `round` stage says: weights are rounded to few bits."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from gossamer.recipes.base import Found, Ignored, Settings, StageSettings
+from gossamer.recipes.base import Found, Ignored, Raw, Settings, StageSettings
 
 _Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 
@@ -38,7 +37,7 @@ class Round(StageSettings):
     ignore: Ignored = None
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """There must be something to round, and embeddings are rounded once."""
         embeddings, tables = raw.get("embeddings"), raw.get("tables")
         if raw.get("layers", "int8") is None and embeddings is None and tables is None:

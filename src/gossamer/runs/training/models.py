@@ -17,6 +17,7 @@ from gossamer.recipes.stages.train import Architecture, OptimizerSettings, Quant
 from gossamer.training.optim import LAMB, LARS, SGD, AdamW, SideBySide
 from gossamer.training.optim.tables import TableAdagrad, TableAdam, TableSGD
 from gossamer.zoo import DLRM, GPT, MLP, TinyEncoder
+from gossamer.zoo.graph_nets import GraphNet, Recommender
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -63,6 +64,12 @@ def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Modu
         own: Any = {name: value for name, value in given.items() if value is not None}
         _check_tables(sizes["rows"], a.width)
         return DLRM(sizes["numbers"], sizes["rows"], width=a.width, **own)
+    if a.name == "lightgcn":
+        return Recommender(sizes["nodes"], width=a.width, hops=a.layers)
+    if a.name not in ("gpt", "encoder"):
+        own = {name: v for name in ("heads", "dropout") if (v := getattr(a, name)) is not None}
+        kind: Any = {"layer": a.name, "width": a.width, "num_layers": a.layers}
+        return GraphNet(sizes["features"], sizes["classes"], **kind, **own)
     blocks: Any = {"width": a.width, "num_heads": a.heads or _DEFAULT_HEADS, "num_layers": a.layers}
     if a.name == "gpt":
         return GPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=bool(a.tied))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gossamer.recipes.base import Found, Settings, as_list
+from gossamer.recipes.base import Found, Raw, Settings, as_list
 from gossamer.training.distributed import AXES
 
 _MAX_ROWS = 2**31 - 1
@@ -105,7 +105,7 @@ class ClicksSettings(Settings):
         return {"name": given.column, "columns": names, "separator": given.separator, **rules}
 
 
-def clicks_faults(train: Mapping[str, Any]) -> Found:
+def clicks_faults(train: Raw) -> Found:
     """Settings of a click log that do not go together, or that are given to another task."""
     task, data = train.get("task"), train.get("data")
     clicks = data.get("clicks") if isinstance(data, Mapping) else None
