@@ -87,10 +87,10 @@ def describe(
 def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Described:
     recipe = load_recipe(source, overrides)
     train = train_stage(recipe)
-    if train.task == "clicks":
+    if train.task in ("clicks", "graph"):
         raise InputError(
-            f"{source}: plans are made for models of layers; tables and their traffic are not"
-            " counted yet. 'gossamer train --dry-run' says what one process needs."
+            f"{source}: plans are made for models of layers; tables, graphs and their traffic are"
+            " not counted yet. 'gossamer train --dry-run' says what one process needs."
         )
     architecture, sizes = architecture_of(train), _sizes(TrainRequest(recipe, data))
     with torch.device("meta"):

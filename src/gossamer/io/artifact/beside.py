@@ -27,6 +27,7 @@ BESIDE_FILES = frozenset(
         "chat_template.json",
         "features.arrays",
         "generation_config.json",
+        "graph.json",
         "merges.txt",
         "normalizer.json",
         "preprocessor_config.json",

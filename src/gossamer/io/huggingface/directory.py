@@ -16,10 +16,9 @@ from gossamer.io.huggingface.quiet import quiet_transformers
 from gossamer.io.huggingface.transformers_models import build_transformers
 from gossamer.io.pruners.compressed_tensors import expand_bitmasks
 from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_tensors_of
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
 from gossamer.io.safe_files.checks import check_memory
-from gossamer.io.safe_files.documents import parse_json
-from gossamer.named_files import is_inside, read_inside
+from gossamer.io.safe_files.documents import read_object
+from gossamer.named_files import is_inside
 from gossamer.nn.surgery.matrix_layers import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
@@ -108,13 +107,9 @@ def from_tensors(
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    where = str(folder / CONFIG_FILE)
     if not is_inside(folder, CONFIG_FILE):
         raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
-    content = parse_json(read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES), where)
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{where}: must be a JSON object.")
-    return content
+    return read_object(folder, CONFIG_FILE)
 
 
 def _architecture_of(config: dict[str, Any], folder: Path) -> str:
