@@ -3,7 +3,7 @@
 
     benchmarks/peers/setup.sh fbgemm build/peers
     python benchmarks/tables.py [--peers build/peers] [--sizes 0.1 1 4] [--rounds 30] [--lean]
-        [--only training|inference|dlrm] [--json]
+        [--small-pages] [--only training|inference|dlrm] [--json]
 
 One thread, CPU time, everyone in the same process and in turns; fastest and median of many rounds,
 every round with other ids, so that rows come from memory where the table is larger than the cache.
@@ -16,6 +16,7 @@ Inference: the same bags.
 """
 
 import argparse
+import ctypes
 import json
 import statistics
 import sys
@@ -37,6 +38,7 @@ from gossamer.training.optim.tables import TableAdagrad
 WIDTH, BAGS, BAG_SIZE = 64, 2048, 10
 NUMBERS, TABLES = 13, 26
 GIB = 2**30
+PR_SET_THP_DISABLE = 41  # of Linux
 
 
 def find_fbgemm(folder):
@@ -273,7 +275,10 @@ def main():
     parser.add_argument("--only", choices=["training", "inference", "dlrm"])
     parser.add_argument("--lean", action="store_true", help="training: fbgemm and ours alone")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--small-pages", action="store_true", help="refuse large ones to everyone")
     args = parser.parse_args()
+    if args.small_pages and ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0):
+        raise SystemExit("--small-pages: the system does not know it")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     has_fbgemm, results = find_fbgemm(args.peers), {}
