@@ -48,7 +48,7 @@ ADDED = {
         ("io/", "nn/", "ops/_native.pyi", "planner/", "recipes/", "runs/", "running/", "training/"),
         re.compile(r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm"),
     ),
-    "graphs": (("graph/", "ops/spmm/"), (), re.compile("never")),
+    "graphs": (("graph/", "ops/spmm/", "ops/tall.py", "ops/results.py"), (), re.compile("never")),
 }
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}
