@@ -4,7 +4,7 @@
     python benchmarks/graphs.py [--graphs cora,photo,facebook,gowalla,arxiv]
                                 [--models gcn,sage,gin,gat]
                                 [--hidden 16,64,128,256] [--threads 1] [--rounds 5] [--json]
-                                [--peers-keep-memory]
+                                [--peers pyg,pyg-csr,dgl] [--peers-keep-memory]
 
 A step is forward and backward of two layers, without the optimizer. PyG runs with `edge_index`
 (gather and scatter) and with a CSR `adj_t`; DGL is 1.1.3. Peers are processes of one environment
@@ -60,7 +60,7 @@ def timed(step, clock):
 class Rivals:
     """The processes of the peers; one that fails is left out of a case."""
 
-    def __init__(self, threads, keeps_memory=False):
+    def __init__(self, threads, engines=ENGINES, keeps_memory=False):
         python = peers_dir() / "graph" / "bin" / "python"
         self._threads = threads
         self._processes = {}
@@ -68,7 +68,7 @@ class Rivals:
             print(f"no peers: benchmarks/peers/setup.sh graph {peers_dir()}", file=sys.stderr)
             return
         os.environ.update(KEEPS if keeps_memory else {})
-        for engine in ENGINES:
+        for engine in engines:
             self._processes[engine] = EngineProcess(engine, python, SCRIPT, threads, 600)
         for name in KEEPS:
             os.environ.pop(name, None)
@@ -145,6 +145,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peers", default=",".join(ENGINES))
     parser.add_argument("--peers-keep-memory", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -161,7 +162,8 @@ def main():
     ]
     head += ["PyG / fresh", "better of CSR, DGL / fresh", "the same / kept", "orders"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    rivals, rows = Rivals(args.threads, args.peers_keep_memory), []
+    rivals = Rivals(args.threads, args.peers.split(","), args.peers_keep_memory)
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.graphs.split(","):
             case = CASES[name]()

@@ -26,7 +26,7 @@ constexpr int most_vectors() {
 constexpr int64_t kLine = 16;  // floats
 
 // Rows of the next block are asked for while those of this one are multiplied.
-inline void ask_for(const float* next, int64_t count) {
+[[gnu::always_inline]] inline void ask_for(const float* next, int64_t count) {
   for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(next + i, 0, 2);
 }
 
