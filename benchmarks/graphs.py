@@ -126,7 +126,7 @@ def show(row):
     ms = row["ms"]
     better = min((ms[n] for n in ("pyg-csr", "dgl") if n in ms), default=math.nan)
     ratios = [
-        f"{ms.get('pyg', math.nan) / ms['fresh']:.1f}x",
+        f"{ms['pyg'] / ms['fresh']:.1f}x" if "pyg" in ms else "-",
         f"{better / ms['fresh']:.2f}x",
         f"{better / ms['kept']:.2f}x",
     ]
