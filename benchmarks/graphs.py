@@ -11,7 +11,7 @@ A step is forward and backward of two layers, without the optimizer. PyG runs wi
 (`benchmarks/peers/setup.sh graph DIR`, found by GOSSAMER_PEERS). gossamer is the PyG model after
 `accelerate`: once with what layers keep between steps switched off ("fresh"), once as it is
 ("kept": A x of fixed features, or sparse features). Minimum of the rounds, CPU time on one thread.
-gossamer lets malloc keep what large results free; --peers-keep-memory starts
+With GOSSAMER_KEEP_MEMORY=on malloc keeps what our large results free; --peers-keep-memory starts
 the peers with the same setting of malloc, which their users would have to know. Exit code 1 if
 losses differ.
 """

@@ -34,8 +34,8 @@ def tuning_enabled() -> bool:
 
 
 def keeps_memory() -> bool:
-    """`GOSSAMER_KEEP_MEMORY`: 'off' lets malloc give the large results of graphs back at once."""
-    value = os.environ.get("GOSSAMER_KEEP_MEMORY", "on").lower()
+    """`GOSSAMER_KEEP_MEMORY`: 'on' lets malloc keep the memory of large results of graphs."""
+    value = os.environ.get("GOSSAMER_KEEP_MEMORY", "off").lower()
     if value not in ("on", "off"):
         raise InputError(f"GOSSAMER_KEEP_MEMORY: expected 'on' or 'off', got {value!r}.")
     return value == "on"

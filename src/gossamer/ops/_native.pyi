@@ -580,18 +580,5 @@ def graph_sample(
     /,
 ) -> int: ...
 def graph_keep_memory() -> bool: ...
-def tall_product(
-    x: int,
-    w: int,
-    bias: int,
-    y: int,
-    rows: int,
-    inner: int,
-    width: int,
-    turned: bool,
-    kernels: str,
-    /,
-) -> None: ...
-def tall_outer(
-    g: int, x: int, c: int, sums: int, rows: int, height: int, width: int, kernels: str, /
-) -> None: ...
+def tall_product(*args: int | str) -> None: ...
+def tall_outer(*args: int | str) -> None: ...
