@@ -47,6 +47,7 @@ ARMS = {
     "1 layer, never grown": {"layers": 1},
     "half the layers, never grown": {"half": True},
     "half the layers, out0": {"half": True, "grow": {}},
+    "half the layers, out0, late": {"half": True, "grow": {}, "at": 0.8},
     "half the layers, stack": {"half": True, "grow": {"mode": "stack"}},
     "half the layers, learned": {"half": True, "grow": {}, "learned": 0.015},
     "half the layers, random": {"half": True, "grow": {"mode": "random"}},
@@ -73,8 +74,8 @@ MAIN = (
     "large from scratch",
     "half the layers, never grown",
     "half the layers, out0",
+    "half the layers, out0, late",
     "half the layers, stack",
-    "1 layer, never grown",
 )
 BEST = "half the layers, out0"
 # As many active parameters in a wide model and in a narrow one, at a tenth of the compute.
@@ -85,15 +86,11 @@ def jobs(arms):
     """(arm, budget, seed), the most telling ones first."""
     once = [arm for arm in ARMS if arm not in (*MAIN, *SMALL)]
     wanted = [
-        *((arm, 1.0, 0) for arm in MAIN),
         (BEST, 0.65, 0),
-        *((arm, 2.0, 0) for arm in MAIN),
-        (BEST, 1.3, 0),
-        *((arm, 4.0, 0) for arm in MAIN),
+        *((arm, budget, 0) for budget in (2.0, 4.0, 1.0) for arm in MAIN),
+        *((arm, budget, 1) for budget in (2.0, 4.0, 1.0) for arm in MAIN),
         *((arm, 1.0, 0) for arm in once),
-        *((arm, 2.0, 1) for arm in MAIN),
         *((arm, 0.1, 0) for arm in SMALL),
-        *((arm, 1.0, 1) for arm in MAIN),
     ]
     return [job for job in wanted if job[0] in arms]
 
@@ -153,7 +150,8 @@ def steps_of(given, arm, budget):
         # The density moves along a cubic over half of the steps that are left, then stays.
         first, last = (hidden(given, arm, None, density) for density in settings["reopen"])
         grown = last + (first - last) * 0.5 / 4
-    mean = GROW_AT * small + (1 - GROW_AT) * grown if "grow" in settings else small
+    at = settings.get("at", GROW_AT)
+    mean = at * small + (1 - at) * grown if "grow" in settings else small
     return round(budget * given.steps * large / mean)
 
 
@@ -168,7 +166,7 @@ def hidden(given, arm, opened, density=None):
 def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
     """One run; its loss on `measured_on`, compute and CPU seconds."""
     settings, steps = ARMS[arm], steps_of(given, arm, budget)
-    at = round(GROW_AT * steps) if "grow" in settings else None
+    at = round(settings.get("at", GROW_AT) * steps) if "grow" in settings else None
     decay_from = round((1 - runs.DECAY) * steps)
     state = trunks.at(sizes_of(given, arm), rate, seed, decay_from if at is None else at)
     jump, grown_at = None, None
@@ -192,13 +190,16 @@ def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
         again = 1.0 if at is None or not rewarm else min(1.0, (step - at + 1) / rewarm)
         return again * min(1.0, (steps - step) / (steps - decay_from))
 
-    control = None
     if "reopen" in settings:
         control = runs.reopened(state, at, steps, settings["reopen"][1])
-    runs.train(given, parts["train"], state, steps, factor, seed, control)
+        runs.train(given, parts["train"], state, steps, factor, seed, control)
+    else:
+        name = f"{arm}, {rate}, {budget}, {seed}"
+        trunks.finish(name, state, steps, factor, seed)
     return {
         "arm": arm, "rate": rate, "budget": budget, "seed": seed, "on": measured_on, "steps": steps,
         "loss": runs.evaluate(given, state.model, parts[measured_on]),
+        "chooses": runs.evaluate(given, state.model, parts["choose"]),
         "tflop": state.flops / 1e12, "cpu_seconds": state.seconds, "jump": jump,
         "parameters": sum(p.numel() for p in state.model.parameters()),
         "grown_at": grown_at, "curve": runs.curve_of(state),
