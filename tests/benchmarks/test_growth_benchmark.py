@@ -85,6 +85,37 @@ def test_a_shared_beginning_gives_the_run_that_is_done_alone(given, tmp_path):
     assert abs(alone["jump"]) < 1e-5
 
 
+@pytest.mark.parametrize("writes", [2, 5])
+def test_an_interrupted_run_goes_on_to_the_same_figures(given, tmp_path, monkeypatch, writes):
+    """It is interrupted in the trunk or after the growth; nothing before its last file is done
+    again."""
+    key = ("half the layers, out0, late", 2e-3, 0.5, 0, "report")
+    alone = log_of(given).row(*key)
+    monkeypatch.setattr(runs, "STRETCH", 50)
+    given.trunks, given.log = tmp_path / "other", None
+    write, train, left, done = runs.Trunks._write, runs.train, [writes], []
+
+    def stops(*args):
+        write(*args)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    def counts(given, data, state, until, *args):
+        done.append(until - state.step)
+        return train(given, data, state, until, *args)
+
+    monkeypatch.setattr(runs.Trunks, "_write", stops)
+    monkeypatch.setattr(runs, "train", counts)
+    with pytest.raises(KeyboardInterrupt):
+        log_of(given).row(*key)
+    again = log_of(given).row(*key)
+    assert sum(done) == alone["steps"]
+    for name in ("loss", "chooses", "tflop", "steps", "jump", "curve", "grown_at"):
+        assert again[name] == alone[name], name
+    assert not list(given.trunks.glob("half*"))
+
+
 def test_finished_runs_are_not_repeated_and_the_log_is_enough_for_the_table(given):
     first = log_of(given).row("large from scratch", 2e-3, 0.4, 0, "report")
     given.log_only = True
