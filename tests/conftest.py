@@ -1,3 +1,4 @@
+import os
 import time
 
 import hypothesis
@@ -10,8 +11,11 @@ from gossamer.ops.timing import load
 # Tests of threading ask for their own.
 torch.set_num_threads(1)
 # Nor does a clock decide about a property: on a busy machine any example may take long.
-hypothesis.settings.register_profile("no clock", deadline=None)
-hypothesis.settings.load_profile("no clock")
+# Where a change is judged, the same examples are tried every time; elsewhere the search goes on.
+hypothesis.settings.register_profile(
+    "no luck", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True
+)
+hypothesis.settings.load_profile("no luck")
 
 
 @pytest.fixture(autouse=True)

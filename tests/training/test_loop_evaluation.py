@@ -30,6 +30,20 @@ def test_the_lowest_number_is_the_best_and_the_first_of_equals():
     assert float(model.weight.detach()) == 2.0
 
 
+def test_statistics_of_a_batch_norm_belong_to_the_best_state():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    best = BestState(model, "loss")
+    model(torch.randn(8, 2))
+    best.look(1, {"loss": 1.0})
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model(torch.randn(8, 2) + 5)
+    best.look(2, {"loss": 2.0})
+    assert not torch.equal(model[1].running_mean, expected["1.running_mean"])
+    best.restore()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 def test_the_best_state_is_saved_and_checked():
     model = nn.Linear(2, 1)
     model.bias.requires_grad_(False)

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.nn.layers.tables import table_of
 from gossamer.training.checkpoint.random_state import undisturbed_random
 from gossamer.training.loop.run import TrainingRun
 
@@ -52,12 +51,11 @@ class Stopwatch:
 
 
 class BestState:
-    """The trained parameters as they were at the best evaluation of a run; lower is better.
-
-    Scales and counters of tables belong to their rows and are kept with them.
+    """What training moves, as it was at the best evaluation of a run; lower is better.
 
     Args:
-        model: only parameters that take gradients are kept; their names and shapes must stay.
+        model: parameters that take gradients are kept, and buffers that files hold (statistics of
+            batch norms, scales of tables); their names and shapes must stay.
         name: of the number that the evaluations are compared by.
     """
 
@@ -69,13 +67,13 @@ class BestState:
             n: p for n, p in model.named_parameters() if p.requires_grad
         }
         for path, module in model.named_modules():
-            if table_of(module) is not None:
-                buffers = module.named_buffers(path, recurse=False)
-                self._trained |= dict(buffers)
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:
+                    self._trained[f"{path}.{name}"] = buffer
         self._kept: dict[str, torch.Tensor] = {}
 
     def look(self, step: int, quality: Mapping[str, float]) -> None:
-        """Keep the parameters of now if no evaluation so far was as good."""
+        """Keep the state of now if no evaluation so far was as good."""
         if self._name not in quality:
             raise InputError(f"keep_best: the evaluation has no number {self._name!r}.")
         value = quality[self._name]
