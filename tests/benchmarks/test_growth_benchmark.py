@@ -9,8 +9,10 @@ import torch
 
 import gossamer
 import growth
+import growth_zeros
 from gossamer.zoo import GPT
 from support import growing_gpt as runs
+from support import growing_steps
 from support.growing_learned import LearnedGrowth, learn_growth
 
 GROWTHS = {
@@ -145,3 +147,26 @@ def test_every_arm_has_its_compute(arm, given):
     whole = 6 * growth.active(given, 64, 4, 2) * given.batch * given.context * given.steps
     assert row["tflop"] == pytest.approx(0.2 * whole / 1e12, rel=0.1)
     assert row["parameters"] > 0
+
+
+def test_runs_with_zeros_between_copies_begin_where_the_small_model_ended(given):
+    given.width, given.layers = 64, 1
+    given.opened, given.steps = [0.25], 12
+    log_of(given)
+    data = runs.parts_of(given.text)["train"]
+    trunk = growth_zeros.small_at(given, data, 1e-3, 20, falls=False)
+    batch = runs.batch_of(given, data, seed=3, number=0)
+    before = runs.loss_of(trunk.model, batch).item()
+    found, seconds = growth_zeros.contenders(given, data, trunk)
+    assert [run.opened for run in found] == [None, "all", 0.25, 0.25]
+    assert seconds.keys() == {None, "all", 0.25}
+    for run in found:
+        assert runs.loss_of(run.state.model, batch).item() == pytest.approx(before, rel=1e-5)
+        run.go_to(0.5)
+        run.go_to(1.0)
+        assert run.state.step == 20 + run.steps
+        assert run.factor(run.state.step) == 0
+    zeros = [growing_steps.zeros_of(run.state.model) for run in found]
+    assert zeros[:2] == [0, 0]
+    assert 0 < zeros[2] < 0.5
+    assert [run.steps for run in found[1:3]] == [12, 12]
