@@ -61,7 +61,11 @@ ADDED = {
     "any model": (
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
-            "io/huggingface/trial_run.py",
+            *(
+                "io/huggingface/trial_run.py",
+                "io/huggingface/configurations.py",
+                "io/huggingface/quiet.py",
+            ),
         ),
         (),
         re.compile("never"),
