@@ -2,9 +2,10 @@
 """Large results, in memory that the process already has.
 
 malloc of glibc gives arrays of more than 32 MB back to the system as soon as they are freed, and
-the next step has to find their pages again. With `GOSSAMER_KEEP_MEMORY=on` the first large result tells
-malloc to keep up to 2 GB of freed memory, for the whole process. It is off by default: aligned
-arrays of torch do not always fit the place of a freed one of their size, so memory can grow.
+the next step has to find their pages again. With `GOSSAMER_KEEP_MEMORY=on` the first large result
+tells malloc to keep up to 2 GB of freed memory, for the whole process. It is off by default:
+aligned arrays of torch do not always fit the place of a freed one of their size, so memory can
+grow.
 """
 
 import functools
