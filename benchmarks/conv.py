@@ -23,7 +23,7 @@ import torch
 from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d
 from gossamer.ops.conv import ConvSettings, PackedConv
-from gossamer.ops.conv.int8 import PackedInt8Conv
+from gossamer.ops.conv.packed_conv import PackedInt8Conv
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import duel
 from gossamer.running.bench import ceilings

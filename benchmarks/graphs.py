@@ -31,7 +31,7 @@ import torch
 from gossamer import graph as gg
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.running.rivals import EngineFailed
-from gossamer.running.rivals.engine_process import EngineProcess
+from gossamer.running.rivals.engines import EngineProcess
 from gossamer.settings import peers_dir
 from support.graph_data import CASES
 from support.graph_models import step_of, two_layers

@@ -3,23 +3,25 @@
 
     python benchmarks/growth.py TEXT [--width 144] [--layers 4] [--steps 4500] [--batch 16]
         [--context 128] [--rates 1.5e-3 3e-3 6e-3] [--race 0.15] [--arms ...] [--fp32]
-        [--log FILE] [--json FILE]
+        [--log FILE] [--trunks FOLDER] [--json FILE]
 
-A byte-level GPT on TEXT. Of its end, one part chooses learning rates, the other is reported and
-nothing is chosen on it. The budget B is the compute (6 N D, N without tables) of the large model
-over --steps; every arm takes as many steps as that buys, under a warm-up, stable, decay schedule
-over its own steps, and grows at 60 % of them. Rates race over a part of B (--race), one race for
-all arms that differ in nothing before they grow; as long as the largest rate wins, its double
-races, too. 0.65 B is there to read the saving off: where the loss of a growing arm crosses that of
-the large model from scratch. A small model that never grows gets the same compute: below it a
-table of growth shows nothing. The control of an arm is the model that it begins as. Runs share what
-they have in common (support/growing_gpt.py).
+A byte-level GPT on TEXT. Of its end, one part chooses learning rates and says at which budget the
+large model beats the small one (column "chooses"); the other is reported and nothing is chosen on
+it. The budget B is the compute (6 N D, N without tables) of the large model over --steps; every arm
+takes as many steps as a budget buys, under a warm-up, stable, decay schedule over its own steps,
+and grows at 60 % of them ("late": at 80 %). Rates race over a part of B (--race), one race for all
+arms that differ in nothing before they grow; as long as the largest rate wins, its double races,
+too. The saving is read off between budgets: where the loss of a growing arm crosses that of the
+large model from scratch. A small model that never grows gets the same compute: below it a table of
+growth shows nothing. The control of an arm is the model that it begins as. Runs share what they
+have in common, and go on where they were interrupted (support/growing_gpt.py).
 
     python benchmarks/growth.py --steps-only [--widths 512 1024] [--factors 2 4] [--opened 0 0.25]
 
 times a training step of a grown model: dense, and with zeros between copies kept as compact tiles.
 
-With --log, runs that are in FILE already are not done again; `jobs` says what comes first.
+With --log, runs that are in FILE already are not done again, and with --trunks what runs share is
+kept; `jobs` says what comes first.
 """
 
 import itertools
@@ -47,6 +49,7 @@ ARMS = {
     "1 layer, never grown": {"layers": 1},
     "half the layers, never grown": {"half": True},
     "half the layers, out0": {"half": True, "grow": {}},
+    "half the layers, out0, late": {"half": True, "grow": {}, "at": 0.8},
     "half the layers, stack": {"half": True, "grow": {"mode": "stack"}},
     "half the layers, learned": {"half": True, "grow": {}, "learned": 0.015},
     "half the layers, random": {"half": True, "grow": {"mode": "random"}},
@@ -73,8 +76,8 @@ MAIN = (
     "large from scratch",
     "half the layers, never grown",
     "half the layers, out0",
+    "half the layers, out0, late",
     "half the layers, stack",
-    "1 layer, never grown",
 )
 BEST = "half the layers, out0"
 # As many active parameters in a wide model and in a narrow one, at a tenth of the compute.
@@ -85,16 +88,14 @@ def jobs(arms):
     """(arm, budget, seed), the most telling ones first."""
     once = [arm for arm in ARMS if arm not in (*MAIN, *SMALL)]
     wanted = [
-        *((arm, 1.0, 0) for arm in MAIN),
         (BEST, 0.65, 0),
-        *((arm, 2.0, 0) for arm in MAIN),
-        (BEST, 1.3, 0),
-        *((arm, 4.0, 0) for arm in MAIN),
+        *((arm, 2.0, 0) for arm in MAIN[:3]),
+        *((arm, budget, seed) for seed in (0, 1) for budget in (3.0, 2.0, 1.0) for arm in MAIN),
         *((arm, 1.0, 0) for arm in once),
-        *((arm, 2.0, 1) for arm in MAIN),
+        *((arm, 6.0, seed) for seed in (0, 1) for arm in MAIN),
         *((arm, 0.1, 0) for arm in SMALL),
-        *((arm, 1.0, 1) for arm in MAIN),
     ]
+    wanted = list(dict.fromkeys(wanted))
     return [job for job in wanted if job[0] in arms]
 
 
@@ -153,7 +154,8 @@ def steps_of(given, arm, budget):
         # The density moves along a cubic over half of the steps that are left, then stays.
         first, last = (hidden(given, arm, None, density) for density in settings["reopen"])
         grown = last + (first - last) * 0.5 / 4
-    mean = GROW_AT * small + (1 - GROW_AT) * grown if "grow" in settings else small
+    at = settings.get("at", GROW_AT)
+    mean = at * small + (1 - at) * grown if "grow" in settings else small
     return round(budget * given.steps * large / mean)
 
 
@@ -168,7 +170,7 @@ def hidden(given, arm, opened, density=None):
 def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
     """One run; its loss on `measured_on`, compute and CPU seconds."""
     settings, steps = ARMS[arm], steps_of(given, arm, budget)
-    at = round(GROW_AT * steps) if "grow" in settings else None
+    at = round(settings.get("at", GROW_AT) * steps) if "grow" in settings else None
     decay_from = round((1 - runs.DECAY) * steps)
     state = trunks.at(sizes_of(given, arm), rate, seed, decay_from if at is None else at)
     jump, grown_at = None, None
@@ -192,13 +194,16 @@ def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
         again = 1.0 if at is None or not rewarm else min(1.0, (step - at + 1) / rewarm)
         return again * min(1.0, (steps - step) / (steps - decay_from))
 
-    control = None
     if "reopen" in settings:
         control = runs.reopened(state, at, steps, settings["reopen"][1])
-    runs.train(given, parts["train"], state, steps, factor, seed, control)
+        runs.train(given, parts["train"], state, steps, factor, seed, control)
+    else:
+        name = f"{arm}, {rate}, {budget}, {seed}"
+        trunks.finish(name, state, steps, factor, seed)
     return {
         "arm": arm, "rate": rate, "budget": budget, "seed": seed, "on": measured_on, "steps": steps,
         "loss": runs.evaluate(given, state.model, parts[measured_on]),
+        "chooses": runs.evaluate(given, state.model, parts["choose"]),
         "tflop": state.flops / 1e12, "cpu_seconds": state.seconds, "jump": jump,
         "parameters": sum(p.numel() for p in state.model.parameters()),
         "grown_at": grown_at, "curve": runs.curve_of(state),
@@ -273,7 +278,8 @@ def main():
 
 def draw(path, rows):
     """The training loss of the best operator over compute, with its growth marked."""
-    row = next(row for row in rows if row["arm"] == BEST and row["budget"] == 1.0)
+    found = [row for row in rows if row["arm"] == BEST and row["seed"] == 0]
+    row = max(found, key=lambda row: row["budget"])
     marks = ((row["grown_at"], "grow"),)
     points = tuple((x, y / math.log(2)) for x, y in row["curve"])
     curve = Curve(f"{BEST}: bits per byte over compute", points, marks, unit="TFLOP")
@@ -302,6 +308,7 @@ def show(given, rows):
         "steps",
         "TFLOP",
         "CPU s",
+        "chooses",
         "bits",
         "jump",
         "saved",
@@ -322,6 +329,7 @@ def show(given, rows):
         table.add_row(
             row["arm"], f"{row['budget']:g} B", str(row["seed"]), f"{row['rate']:g}",
             str(row["steps"]), f"{row['tflop']:.2f}", f"{row['cpu_seconds']:.0f}",
+            f"{row['chooses'] / math.log(2):.4f}" if "chooses" in row else "",
             f"{row['loss'] / math.log(2):.4f}", jump, saved,
         )  # fmt: skip
     options.give(given, {"machine": options.machine(), "runs": rows}, table)

@@ -43,12 +43,29 @@ ADDED = {
             *("training/distributed/tables/", "data/tasks/clicks.py", "zoo/dlrm.py"),
             *("recipes/stages/train/clicks.py", "recipes/stages/train/tables.py"),
             *("running/clicks/", "cli/run/score.py", "search/workloads/clicks.py"),
-            *("zoo/problems/clicks.py", "planner/table_step.py"),
+            *("zoo/problems/clicks.py", "planner/table_step.py", "data/evaluation.py"),
+            "runs/stages/round_tables.py",
         ),
         ("io/", "nn/", "ops/_native.pyi", "planner/", "recipes/", "runs/", "running/", "training/"),
-        re.compile(r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm"),
+        re.compile(r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm|Divisible|Shared|counts_ids|Rounded"),
     ),
-    "graphs": (("graph/", "ops/spmm/", "ops/tall.py", "ops/results.py"), (), re.compile("never")),
+    "graphs": (
+        (
+            *("graph/", "ops/spmm/", "data/graphs/", "data/tasks/graph.py", "zoo/graph_nets.py"),
+            *("zoo/problems/graphs.py", "recipes/stages/train/graph.py"),
+            *("search/workloads/graphs.py", "ops/tall.py", "ops/results.py"),
+        ),
+        ("running/", "runs/", "search/"),
+        re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
+    ),
+    "any model": (
+        (
+            *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
+            "io/huggingface/trial_run.py",
+        ),
+        (),
+        re.compile("never"),
+    ),
 }
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}

@@ -7,7 +7,7 @@
         -> {"seconds": 0.0012}     its fastest call of a turn
 
 Run in the peer's own environment: only numpy may be expected. `answer` and `turn` are found by the
-PYTHONPATH that `gossamer.running.rivals.engine_process` sets.
+PYTHONPATH that `gossamer.running.rivals.engines` sets.
 """
 
 import numpy as np

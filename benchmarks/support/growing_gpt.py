@@ -16,7 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 import gossamer
 from gossamer.nn.prunable import active_parameters
@@ -28,6 +29,8 @@ HELD_OUT = 200_000
 WARMUP = 100
 DECAY = 0.2
 REWARM = 0.02
+# A run that is interrupted loses no more steps than this.
+STRETCH = 1000
 
 
 @dataclass
@@ -67,13 +70,24 @@ def batch_of(given, data, seed, number):
     return torch.stack([data[s : s + given.context + 1] for s in starts.tolist()]).long()
 
 
+class FloatAttention(TorchFunctionMode):
+    """Attention in float32, whatever the products around it are in."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        with torch.autocast("cpu", enabled=False):
+            return func(*(x.float() for x in args), **(kwargs or {}))
+
+
 @contextmanager
 def arithmetic(is_bf16):
     """Products in bfloat16, and the attention that is fastest then at short context."""
     if not is_bf16:
         yield
         return
-    with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+    fused = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
+    with torch.autocast("cpu", torch.bfloat16), fused, FloatAttention():
         yield
 
 
@@ -138,18 +152,32 @@ class Trunks:
         last = max((number for number in known if number <= step), default=None)
         if last is not None:
             self._read(known[last], state)
-        if state.step < step:
-            rise = lambda number: min(1.0, (number + 1) / WARMUP)  # noqa: E731
-            train(self.given, self.data, state, step, rise, seed)
-            self._write(self.folder / f"{stem}@{step}.safetensors", state)
+        rise = lambda number: min(1.0, (number + 1) / WARMUP)  # noqa: E731
+        while state.step < step:
+            until = min(step, (state.step // STRETCH + 1) * STRETCH)
+            train(self.given, self.data, state, until, rise, seed)
+            self._write(self.folder / f"{stem}@{until}.safetensors", state)
         return state
+
+    def finish(self, name, state, until, factor, seed):
+        """Steps of one run up to `until`, kept under its name until it is done."""
+        path = self.folder / f"{name}.safetensors"
+        if path.exists():
+            self._read(path, state)
+        while state.step < until:
+            end = min(until, (state.step // STRETCH + 1) * STRETCH)
+            train(self.given, self.data, state, end, factor, seed)
+            self._write(path, state)
+        path.unlink(missing_ok=True)
 
     def _write(self, path, state):
         tensors = {f"model.{name}": t for name, t in state.model.state_dict().items()}
         for number, held in state.optimizer.state_dict()["state"].items():
             tensors |= {f"{number}.{key}": t for key, t in held.items()}
         facts = {name: getattr(state, name) for name in ("step", "flops", "seconds", "losses")}
-        save_file(tensors, path, {"facts": json.dumps(facts)})
+        unfinished = path.with_suffix(".part")
+        save_file(tensors, unfinished, {"facts": json.dumps(facts)})
+        unfinished.replace(path)
 
     def _read(self, path, state):
         with safe_open(path, "pt") as file:

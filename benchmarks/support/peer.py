@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.running.rivals import EngineFailed
-from gossamer.running.rivals.engine_process import EngineProcess
+from gossamer.running.rivals.engines import EngineProcess
 
 _SCRIPTS = Path(__file__).resolve().parent.parent / "peers"
 NAMES = ("scipy", "deepsparse", "sparseprop", "onnxruntime")

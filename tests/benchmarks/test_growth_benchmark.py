@@ -9,8 +9,10 @@ import torch
 
 import gossamer
 import growth
+import growth_zeros
 from gossamer.zoo import GPT
 from support import growing_gpt as runs
+from support import growing_steps
 from support.growing_learned import LearnedGrowth, learn_growth
 
 GROWTHS = {
@@ -85,6 +87,37 @@ def test_a_shared_beginning_gives_the_run_that_is_done_alone(given, tmp_path):
     assert abs(alone["jump"]) < 1e-5
 
 
+@pytest.mark.parametrize("writes", [2, 5])
+def test_an_interrupted_run_goes_on_to_the_same_figures(given, tmp_path, monkeypatch, writes):
+    """It is interrupted in the trunk or after the growth; nothing before its last file is done
+    again."""
+    key = ("half the layers, out0, late", 2e-3, 0.5, 0, "report")
+    alone = log_of(given).row(*key)
+    monkeypatch.setattr(runs, "STRETCH", 50)
+    given.trunks, given.log = tmp_path / "other", None
+    write, train, left, done = runs.Trunks._write, runs.train, [writes], []
+
+    def stops(*args):
+        write(*args)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    def counts(given, data, state, until, *args):
+        done.append(until - state.step)
+        return train(given, data, state, until, *args)
+
+    monkeypatch.setattr(runs.Trunks, "_write", stops)
+    monkeypatch.setattr(runs, "train", counts)
+    with pytest.raises(KeyboardInterrupt):
+        log_of(given).row(*key)
+    again = log_of(given).row(*key)
+    assert sum(done) == alone["steps"]
+    for name in ("loss", "chooses", "tflop", "steps", "jump", "curve", "grown_at"):
+        assert again[name] == alone[name], name
+    assert not list(given.trunks.glob("half*"))
+
+
 def test_finished_runs_are_not_repeated_and_the_log_is_enough_for_the_table(given):
     first = log_of(given).row("large from scratch", 2e-3, 0.4, 0, "report")
     given.log_only = True
@@ -114,3 +147,26 @@ def test_every_arm_has_its_compute(arm, given):
     whole = 6 * growth.active(given, 64, 4, 2) * given.batch * given.context * given.steps
     assert row["tflop"] == pytest.approx(0.2 * whole / 1e12, rel=0.1)
     assert row["parameters"] > 0
+
+
+def test_runs_with_zeros_between_copies_begin_where_the_small_model_ended(given):
+    given.width, given.layers = 64, 1
+    given.opened, given.steps = [0.25], 12
+    log_of(given)
+    data = runs.parts_of(given.text)["train"]
+    trunk = growth_zeros.small_at(given, data, 1e-3, 20, falls=False)
+    batch = runs.batch_of(given, data, seed=3, number=0)
+    before = runs.loss_of(trunk.model, batch).item()
+    found, seconds = growth_zeros.contenders(given, data, trunk)
+    assert [run.opened for run in found] == [None, "all", 0.25, 0.25]
+    assert seconds.keys() == {None, "all", 0.25}
+    for run in found:
+        assert runs.loss_of(run.state.model, batch).item() == pytest.approx(before, rel=1e-5)
+        run.go_to(0.5)
+        run.go_to(1.0)
+        assert run.state.step == 20 + run.steps
+        assert run.factor(run.state.step) == 0
+    zeros = [growing_steps.zeros_of(run.state.model) for run in found]
+    assert zeros[:2] == [0, 0]
+    assert 0 < zeros[2] < 0.5
+    assert [run.steps for run in found[1:3]] == [12, 12]

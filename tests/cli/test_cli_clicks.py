@@ -351,7 +351,21 @@ def test_dry_run_counts_one_moment_for_a_row_in_few_bits(gossamer_cli, tmp_path,
         (CRITEO, {"task: clicks": "task: text"}, "belongs to task clicks"),
         (CRITEO, {"lr: 0.1": "lr: 0.1, weight_decay: 0.1"}, "decay of tables is refused"),
         (CRITEO, {"{lr: 0.01,": "{name: lamb,"}, "must be adamw or sgd"),
-        (CRITEO, {"batch: 32": "mesh: {data: 2}"}, "trained by one process"),
+        (CRITEO, {"batch: 32": "mesh: {shard: 2}"}, "trained by replicas; use data alone"),
+        (
+            CRITEO,
+            {"batch: 32": "mesh: {data: 2, tables: {shard: row}}"},
+            "no rank holds the whole best state",
+        ),
+        (
+            CRITEO,
+            {
+                "batch: 32": "mesh: {data: 2, tables: {shard: auto}}",
+                "steps: 24": "steps: 24\n      quantize_tables: {bits: 4}",
+                ", keep: best": "",
+            },
+            "whole on every rank",
+        ),
         (CRITEO, {"batch: 32": "quantize_tables: {bits: 3}"}, "quantize_tables.bits"),
         (CRITEO, {"batch: 32": "quantize_tables: {period: 0}"}, "quantize_tables.period"),
         (
@@ -373,6 +387,18 @@ def test_recipes_that_cannot_be(gossamer_cli, tmp_path, log, clicks, changes, te
     ran = gossamer_cli("train", recipe, "--data", log, "-o", tmp_path / "out")
     assert ran.code == 2
     assert text in ran.err
+
+
+def test_tables_that_no_machine_holds(gossamer_cli, tmp_path, log):
+    """2^31 - 1 rows of 65,536 numbers for each of 26 categories: 15 petabytes."""
+    clicks = "{format: criteo, size: 2147483647}"
+    recipe = write_recipe(tmp_path, clicks, **{"width: 4": "width: 65536"})
+    for extra in ((), ("--dry-run",)):
+        ran = gossamer_cli("train", recipe, "--data", log, "-o", tmp_path / "out", *extra)
+        assert ran.code != 0
+        assert "26 tables with 55,834,574,822 rows of 65536 numbers take" in ran.err
+        assert "Use a smaller data.clicks.size" in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_that_cannot_be(gossamer_cli, tmp_path, log):

@@ -17,7 +17,7 @@ from mutations import Files, change_files, rehash
 import gossamer
 from gossamer.errors import GossamerError
 
-for _folder in ("io", "running"):
+for _folder in ("io", "models", "running"):
     sys.path.append(str(Path(__file__).parents[1] / _folder))
 
 SOURCE = Path(gossamer.__file__).parent

@@ -52,7 +52,7 @@ def artifact_seeds(folder: Path) -> None:
     "io/artifact/reader.py:load_artifact _skeleton",
     "io/artifact/opened.py:read document config open_artifact _open _check_files open_regular"
     " read_manifest",
-    "io/artifact/manifest.py:checked_content parse_manifest _named",
+    "io/safe_files/manifests.py:parse",
     "io/artifact/agreement.py",
     "io/safe_files/tensors.py:read_header _check_entries _check_entry _integers read_tensors",
     "io/artifact/packing.py:decode_all _decode_sparse _read_codes _decode_mask _check_mask",
@@ -74,16 +74,17 @@ def manifest_only(files: Files, draw: random.Random) -> Files:
 @target(
     "manifest",
     artifact_seeds,
-    "io/artifact/manifest.py:checked_content parse_manifest _named _distinct",
+    "io/safe_files/manifests.py:parse",
+    "io/artifact/manifest.py:_distinct",
     "io/safe_files/documents.py:parse_json parse_json_line canonical_json pretty_json"
     " _check_count _check_depth _unique _finite _whole _refuse_constant _check_texts",
     "io/safe_files/checks.py:check_name check_file_name",
     change=manifest_only,
 )
 def read_manifest(folder: Path) -> object:
-    from gossamer.io.artifact.manifest import parse_manifest
+    from gossamer.io.artifact.manifest import Manifest
 
-    return parse_manifest((folder / "manifest.json").read_bytes())
+    return Manifest.parse((folder / "manifest.json").read_bytes())
 
 
 def checkpoint_seeds(folder: Path) -> None:
@@ -127,7 +128,7 @@ def training_seeds(folder: Path) -> None:
 @target(
     "training-checkpoint",
     training_seeds,
-    "training/checkpoint/folders.py:parse_manifest",
+    "io/safe_files/manifests.py:parse",
     "training/checkpoint/folders.py:read_checkpoint _open_manifest",
     "training/checkpoint/state_tree.py:decode",
     "io/safe_files/tensors.py:read_header _check_entries _check_entry _integers",

@@ -112,6 +112,42 @@ def read_image_data(folder: Path) -> object:
     return read_images(path)
 
 
+def graph_seeds(folder: Path) -> None:
+    edges, labels = np.array([[0, 1], [1, 2], [2, 0]]), np.array([0, 1, -1])
+    words = {"x_indptr": np.array([0, 1, 2, 2]), "x_indices": np.array([1, 0])}
+    for name in ("plain", "words", "pairs", "tables", "links"):
+        (folder / name).mkdir()
+    np.savez(folder / "plain" / "g.npz", edges=edges, x=np.eye(3), y=labels, train=edges[0, :1])
+    np.savez(
+        folder / "words" / "g.npz", indptr=np.arange(4), indices=edges[:, 0], y=labels, **words
+    )
+    starts = {"train_indptr": np.array([0, 1, 3]), "train_indices": np.array([0, 0, 1])}
+    np.savez(folder / "pairs" / "pairs.npz", shape=np.array([2, 2]), **starts)
+    (folder / "tables" / "nodes.csv").write_text("node,label,a\nx,0,1.5\ny,1,2\n")
+    (folder / "tables" / "edges.csv").write_text("source,target,weight\nx,y,2\n")
+    (folder / "links" / "pairs.csv").write_text("user,item,split\n1,a,train\n2,b,test\n")
+
+
+@target(
+    "graphs",
+    graph_seeds,
+    "data/graphs/nodes.py",
+    "data/graphs/links.py",
+    "data/files/table_files.py",
+)
+def read_graph_data(folder: Path) -> object:
+    from gossamer.data.graphs import GraphRules, read_links, read_nodes
+
+    rules = GraphRules(validation=0.0, test=0.0)
+    if (folder / "nodes.csv").exists():
+        return read_nodes(folder, rules).graph
+    path = only(folder)
+    if path.stem == "pairs":
+        return read_links(path, rules).graph
+    tried(lambda: read_links(path, rules))
+    return read_nodes(path, rules).graph
+
+
 def click_columns() -> dict:
     several = {"name": "tags", "columns": ["tags"], "ids": "vocabulary", "separator": "|"}
     return {

@@ -16,6 +16,8 @@ import gossamer
 
 
 def huggingface_seeds(folder: Path) -> None:
+    from architectures import ARCHITECTURES
+    from cells import make
     from text_models import save_classifier, save_decoder, save_encoder
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -32,6 +34,10 @@ def huggingface_seeds(folder: Path) -> None:
         eos_token_id=2,
     )
     GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
+    # Families that are in no table of ours.
+    for title in ("Qwen3", "Gemma 3", "T5", "ViT", "CLIP", "Mamba"):
+        row = next(row for row in ARCHITECTURES if row.title == title)
+        make(row).save_pretrained(folder / row.model)
     for path in folder.glob("*/generation_config.json"):
         path.unlink()
 
@@ -50,15 +56,19 @@ def config_and_weights(files: Files, draw: random.Random) -> Files:
     huggingface_seeds,
     "io/huggingface/directory.py",
     "io/huggingface/transformers_models.py",
+    "io/huggingface/auto_tables.py",
+    "io/huggingface/configurations.py",
+    "io/huggingface/trial_run.py",
     change=config_and_weights,
 )
 def read_huggingface(folder: Path) -> object:
     from gossamer.io import load_pretrained
+    from gossamer.io.huggingface import example_inputs
 
     model: Any = load_pretrained(folder)
     with torch.no_grad():
         # What loads must run.
-        return model(torch.zeros(1, 2, dtype=torch.int64))[0]
+        return model(**example_inputs(model, 2))[0]
 
 
 def compressed_seeds(folder: Path) -> None:

@@ -71,7 +71,7 @@ def cost_seeds(folder: Path) -> None:
     table.save()
 
 
-@target("cost-table", cost_seeds, "running/choice/cost_table.py:_read get __init__")
+@target("cost-table", cost_seeds, "running/choice/choose.py:_read get")
 def read_costs(folder: Path) -> object:
     from gossamer.running.choice import CostKey, CostTable
 

@@ -155,7 +155,7 @@ def tokenizer_seeds(folder: Path) -> None:
     "tokenizer",
     tokenizer_seeds,
     "io/safe_files/tokenizer.py",
-    "running/text/tokens.py:cut checked",
+    "running/text/special_tokens.py:cut checked",
     change=change_tokenizer,
 )
 def read_tokenizer(folder: Path) -> object:

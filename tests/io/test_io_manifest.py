@@ -14,13 +14,12 @@ from gossamer.io.artifact.manifest import (
     TiedEntry,
     TorchNode,
     ZooNode,
-    manifest_bytes,
-    parse_manifest,
 )
 from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.manifests import FileEntry, digest_of
 
 FILE = "a.safetensors"
+parse_manifest, manifest_bytes = Manifest.parse, Manifest.to_bytes
 MANIFEST = Manifest(
     producer="gossamer 0.1.0",
     kind="packed",

@@ -145,7 +145,7 @@ def test_a_tied_table_is_stored_once(tmp_path):
     ],
 )
 def test_a_manifest_that_lies_about_a_table_is_refused(tmp_path, changes, text):
-    from gossamer.io.artifact.manifest import digest_of
+    from gossamer.io.safe_files.manifests import digest_of
 
     gossamer.save(gossamer.compile(model_of(bits=4)), tmp_path / "a")
     path = tmp_path / "a" / "manifest.json"

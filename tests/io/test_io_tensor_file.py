@@ -15,7 +15,13 @@ from safetensors.torch import save as library_save
 
 from gossamer.errors import ArtifactError
 from gossamer.io.safe_files.dtypes import DTYPES
-from gossamer.io.safe_files.tensors import HashingFile, read_header, read_tensors, write_tensors
+from gossamer.io.safe_files.tensors import (
+    HashingFile,
+    read_header,
+    read_tensors,
+    write_file,
+    write_tensors,
+)
 
 
 def written(tensors):
@@ -76,13 +82,17 @@ def test_hash_is_checked():
 
 
 def test_hashing_file_reports_what_is_on_disk(tmp_path):
-    with HashingFile(tmp_path / "f") as file:
-        file.write(b"abc")
-        file.write(memoryview(b"def"))
+    whole = write_file(tmp_path / "f", b"abcdef")
     assert (tmp_path / "f").read_bytes() == b"abcdef"
-    assert (file.size, file.sha256) == (6, hashlib.sha256(b"abcdef").hexdigest())
+    assert (whole.size, whole.sha256) == (6, hashlib.sha256(b"abcdef").hexdigest())
     with pytest.raises(FileExistsError):
-        HashingFile(tmp_path / "f")
+        write_file(tmp_path / "f", b"")
+    with (tmp_path / "g").open("xb") as file:
+        parts = HashingFile(file)
+        parts.write(b"abc")
+        parts.write(memoryview(b"def"))
+    assert (tmp_path / "g").read_bytes() == b"abcdef"
+    assert parts.hasher.hexdigest() == whole.sha256
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ from gossamer.formats import SparseMatrix
 from gossamer.nn import Conv2d, Linear
 from gossamer.ops import Problem, kernel_list
 from gossamer.ops.conv import ConvSettings, PackedConv
-from gossamer.ops.conv.int8 import PackedInt8Conv
+from gossamer.ops.conv.packed_conv import PackedInt8Conv
 from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.engines import decoder as dec
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep

@@ -11,7 +11,7 @@ from gossamer.errors import InputError, KernelError
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.bits import pack_bits
 from gossamer.ops.conv import ConvSettings
-from gossamer.ops.conv.int8 import PackedInt8Conv
+from gossamer.ops.conv.packed_conv import PackedInt8Conv
 from gossamer.ops.kernels import available_kernels
 
 

@@ -22,7 +22,7 @@ from gossamer.errors import InputError, KernelError, TargetError
 from gossamer.ops.engines.encoder import PackedEncoder
 from gossamer.ops.kernels import available_kernels
 from gossamer.running.encoder import NativeEncoder, find_encoders, pack_encoder, read_layers
-from gossamer.running.encoder.short_forward import short_forward
+from gossamer.running.encoder.native_encoder import short_forward
 
 SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 BERT = {**SIZES, "intermediate_size": 40, "max_position_embeddings": 200}

@@ -4,20 +4,21 @@
 import pytest
 
 from gossamer.planner import Costs, PipelineSpec, simulate
-from gossamer.planner.explaining import scaling_chart, timeline_chart
+from gossamer.planner.explaining import scaling_chart
 from gossamer.report.charts import WIDTH
+from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.html import render_svg
 
 
 def test_a_timeline_has_a_bar_for_every_action():
     one = [1.0] * 3
     played = simulate(PipelineSpec("1f1b", 3, 4), Costs(one, one, one))
-    chart = timeline_chart(played, "one step")
+    chart = timeline_chart(played.spans, "one step", ranks=3)
     work = [bar for bar in chart.bars if bar.kind != "track"]
     assert len(work) == 3 * 4 * 2
     assert max(bar.x + bar.width for bar in work) <= WIDTH
     first = min(work, key=lambda bar: bar.x)
-    assert first.title == "F0, stage 0"
+    assert first.title == "forward 0, stage 0: 1e+03 ms"
 
 
 def test_perfect_scaling_is_a_straight_line():

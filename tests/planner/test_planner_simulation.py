@@ -9,7 +9,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from gossamer.errors import InputError
 from gossamer.planner import Costs, PipelineSpec, simulate
 from gossamer.planner.candidates import held
-from gossamer.planner.pipeline.schedules import ActionKind, rank_order, schedule_fault
+from gossamer.planner.pipeline_orders import rank_order, schedule_fault
 from gossamer.planner.workload import RankGrid, RankLayout
 
 ORDERED = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)]
@@ -44,15 +44,20 @@ def test_orders_are_those_of_torch(name, kind, chunks, ranks, microbatches):
     theirs._n_microbatches = microbatches
     theirs.number_of_rounds = max(1, microbatches // ranks)
     theirs.microbatches_per_round = microbatches // theirs.number_of_rounds
-    letters = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    words = {
+        "FORWARD": "forward",
+        "FULL_BACKWARD": "backward",
+        "BACKWARD_INPUT": "input",
+        "BACKWARD_WEIGHT": "weight",
+    }
     for rank in range(ranks):
         wanted = [
-            (letters[action.computation_type.name], action.stage_index, action.microbatch_index)
+            (words[action.computation_type.name], action.stage_index, action.microbatch_index)
             for action in theirs._calculate_single_rank_operations(rank)
             if action is not None
         ]
         ours = rank_order(PipelineSpec(name, ranks, microbatches, chunks), rank)
-        assert [(a.kind.value, a.stage, a.microbatch) for a in ours] == wanted
+        assert [(a.kind, a.stage, a.microbatch) for a in ours] == wanted
 
 
 @pytest.mark.parametrize(("name", "chunks"), ORDERED)
@@ -62,11 +67,7 @@ def test_every_microbatch_passes_every_stage_once(name, chunks, ranks, microbatc
         pytest.skip("no whole rounds")
     pipeline = PipelineSpec(name, ranks, microbatches, chunks)
     done = [action for rank in range(ranks) for action in rank_order(pipeline, rank)]
-    kinds = (
-        (ActionKind.FORWARD, ActionKind.INPUT, ActionKind.WEIGHT)
-        if pipeline.splits_backward
-        else (ActionKind.FORWARD, ActionKind.BACKWARD)
-    )
+    kinds = ("forward", "input", "weight") if pipeline.splits_backward else ("forward", "backward")
     wanted = {(k, s, m) for k in kinds for s in range(ranks * chunks) for m in range(microbatches)}
     assert len(done) == len(wanted)
     assert {tuple(action) for action in done} == wanted
@@ -130,7 +131,7 @@ def test_message_driven_ends_for_any_delays_and_holds_at_most_p(times, microbatc
     if not jitter:
         assert played.seconds >= most_work * (1 - 1e-9)
     assert max(played.most_held) <= min(len(times), microbatches)
-    forwards = sum(span.action.kind is ActionKind.FORWARD for span in played.spans)
+    forwards = sum(span.kind == "forward" for span in played.spans)
     assert forwards == len(times) * microbatches
 
 

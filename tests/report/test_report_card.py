@@ -10,7 +10,7 @@ from report_samples import HOSTILE, comparison, report
 
 from gossamer.errors import InputError
 from gossamer.report import Comparison, Figure, describe_machine
-from gossamer.report.card import Card, escape, render_card
+from gossamer.report.card import escape, render_card
 from gossamer.report.page import tiles
 
 GOLDEN = """\
@@ -43,7 +43,7 @@ Load with `gossamer.load(path)`, then `gossamer.compile(model)` to run it.
 
 
 def card(text="base"):
-    return Card(
+    return render_card(
         title="pruned" if text == "base" else text,
         base=text,
         method={"sparsity": "0.9"} if text == "base" else {text: text},
@@ -55,12 +55,12 @@ def card(text="base"):
 
 
 def test_card_is_the_golden_text():
-    assert render_card(card()) == GOLDEN
+    assert card() == GOLDEN
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "a\n# heading\n| x | y |", "[x](http://evil)", "`code`"])
 def test_card_escapes_markup(text):
-    made = render_card(card(text))
+    made = card(text)
     assert "<" not in made.replace("&lt;", "")
     assert "](http" not in made
     assert "\n# heading" not in made
@@ -142,7 +142,15 @@ def test_times_of_a_busy_machine_are_shown_with_their_doubt_and_stay_out_of_card
     )
     shown = doubtful.cells()[2]
     assert shown == [f"ms per forward [{BUSY}]", "45.2", "1.000", "45.17x"]
-    card = render_card(Card("a", "b", {}, report(), doubtful, {}, ()))
+    card = render_card(
+        title="a",
+        base="b",
+        method={},
+        report=report(),
+        comparison=doubtful,
+        machine={},
+        limits=(),
+    )
     assert "45." not in card
     assert "not measured" in card
     assert "4.0 KiB" in card

@@ -330,7 +330,7 @@ def test_a_plug_in_with_a_native_weight_takes_part(monkeypatch, wins):
     from gossamer.ops.dispatch import KERNELS
     from gossamer.ops.linear import pack_panel
     from gossamer.ops.timing import Race
-    from gossamer.running.decoder import packing as room
+    from gossamer.running.decoder import weights as room
 
     def pack(matrix):
         packed = pack_panel(matrix)

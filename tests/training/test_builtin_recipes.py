@@ -15,6 +15,7 @@ TINY = {
     "images": ["batch=16", "model.width=12"],
     "text": ["batch=4", "model.width=16", "model.layers=1", "model.heads=2", "model.context=16"],
     "clicks": ["batch=16", "model.width=4"],
+    "graph": ["batch=16", "model.width=8"],
     "labelled": ["batch=8", "model.width=16", "model.layers=1", "model.heads=2"],
 }
 

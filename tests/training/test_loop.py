@@ -497,7 +497,7 @@ def test_a_pruned_artifact_is_trained_with_its_masks_held(tmp_path):
 
 
 def test_modes_are_recorded_and_not_measured_again(tmp_path, monkeypatch):
-    import gossamer.training.loop.compaction_watch as module
+    import gossamer.training.loop.evaluation as module
 
     calls = []
 

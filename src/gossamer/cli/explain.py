@@ -33,7 +33,6 @@ gossamer explain pruned/ --json
     type=POSITIVE,
     multiple=True,
     default=(1, 128),
-    show_default="1, 128",
     help="Activation rows (batch x sequence) to time; may be repeated.",
 )
 @option(
@@ -86,7 +85,7 @@ def explain(
             inplace=not profile,
             precision=precision,
             kernel=kernel,
-            example=None if example is None else example.image,
+            example=None if example is None else example.for_compile,
         )
         rows = explain_model(fast)
     document: dict[str, Any] = {
@@ -97,12 +96,23 @@ def explain(
         "machine": describe_machine(),
     }
     shown = table(
-        *("layer", "shape", ">sparsity", "pattern", "kernel", ">tokens", ">dense us"),
-        *(">sparse us", "why"),
+        "layer",
+        "shape",
+        ">sparsity",
+        "pattern",
+        "kernel",
+        ">tokens",
+        ">dense us",
+        ">sparse us",
+        "why",
         rows=(
             (
-                *(row.name, "x".join(map(str, row.shape)) or "-", f"{1 - row.density:.1%}"),
-                *(row.pattern, row.kernel, "-" if row.tokens is None else str(row.tokens)),
+                row.name,
+                "x".join(map(str, row.shape)) or "-",
+                f"{1 - row.density:.1%}",
+                row.pattern,
+                row.kernel,
+                "-" if row.tokens is None else str(row.tokens),
                 *("-" if us is None else f"{us:.0f}" for us in (row.dense_us, row.sparse_us)),
                 row.reason,
             )
@@ -162,7 +172,10 @@ def _profile_table(times: "LayerTimes") -> "Table":
         ("whole forward", times.dense_ms, times.sparse_ms),
     ]
     return table(
-        *("layer", ">dense ms", ">sparse ms", ">speed-up"),
+        "layer",
+        ">dense ms",
+        ">sparse ms",
+        ">speed-up",
         rows=((name, *_cells(dense, sparse)) for name, dense, sparse in rows),
     )
 

@@ -65,6 +65,17 @@ POSITIVE = IntRange(min=1)
 PATH = click.Path(path_type=Path)
 
 artifact_option = option("-o", "--out", "target", type=PATH, required=True, help="Artifact folder.")
+set_option = option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="K=V",
+    help="In the recipe: a variable, or a field such as stages.0.prune.damping=0.1; repeatable.",
+)
+resume_option = option("--resume", is_flag=True, help="Go on with a run that was stopped.")
+dry_run_option = option(
+    "--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing."
+)
 precision_option = option(
     "--precision",
     type=Choice(["fp32", "int8"]),
@@ -77,7 +88,22 @@ pooling_option = option(
     default="mean",
     help="Of embeddings: mean of all tokens, or the first token.",
 )
-threads_option = option("--threads", type=POSITIVE, help="[default: as torch has it]")
+
+
+def _use_threads(_: click.Context, __: click.Parameter, count: int | None) -> None:
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+
+
+threads_option = option(
+    "--threads",
+    type=POSITIVE,
+    callback=_use_threads,
+    expose_value=False,
+    help="[default: as torch has it]",
+)
 special_tokens_option = option(
     "--special-tokens", is_flag=True, help="Read special tokens where texts spell them."
 )

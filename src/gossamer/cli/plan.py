@@ -6,9 +6,9 @@ from typing import Any
 
 from click import Choice, UsageError, argument, option
 
-from gossamer.cli.options import PATH, POSITIVE, SPARSITY
+from gossamer.cli.options import PATH, POSITIVE, SPARSITY, set_option
 from gossamer.cli.shell import Output, Verbatim, gossamer_command, table
-from gossamer.planner.pipeline import SCHEDULES
+from gossamer.planner.pipeline_orders import SCHEDULES
 
 _EXAMPLES = """
 gossamer plan gpt3-13b --cluster summit --ranks 1024 --batch 2048
@@ -43,7 +43,7 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
     help="Of pipelines; repeatable. Default: 1f1b, interleaved and zero-bubble.",
 )
 @option("--data", metavar="DATA", help="Sizes for recipes on images or labels, as in train.")
-@option("--set", "overrides", multiple=True, metavar="K=V", help="In the recipe; repeatable.")
+@set_option
 @option("--out", "target", type=PATH, help="Also write a report: plan.html.")
 @option(
     "--calibrate",

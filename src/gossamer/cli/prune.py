@@ -8,7 +8,15 @@ from typing import Any
 from click import Choice, argument, get_current_context, option
 from click.core import ParameterSource
 
-from gossamer.cli.options import PATH, POSITIVE, SPARSITY, artifact_option
+from gossamer.cli.options import (
+    PATH,
+    POSITIVE,
+    SPARSITY,
+    artifact_option,
+    dry_run_option,
+    resume_option,
+    set_option,
+)
 from gossamer.cli.shell import Output, comparison_table, gossamer_command, resume_command, table
 from gossamer.method_table import methods_that_need
 
@@ -33,9 +41,7 @@ _FLAGS = {
 @argument("model")
 @artifact_option
 @option("--recipe", help="A recipe file or a built-in name ('gossamer recipe list').")
-@option(
-    "--set", "overrides", multiple=True, help="name=value in the recipe; repeatable.", metavar="K=V"
-)
+@set_option
 @option(
     "--data",
     type=PATH,
@@ -43,8 +49,8 @@ _FLAGS = {
 )
 @option("--eval", "evaluation", type=PATH, help="Like --data, for the quality.")
 @option("--teacher", help="The dense model, to recover one that is pruned already.")
-@option("--resume", is_flag=True, help="Go on with a run that was stopped.")
-@option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
+@resume_option
+@dry_run_option
 @option("--sparsity", type=SPARSITY, help="Fraction of zeros; not with 2:4 and the like.")
 @option(
     "--pattern",
@@ -112,8 +118,11 @@ def prune(
         # In the order in which they are pruned.
         layers = (
             (
-                *(row.name, "x".join(map(str, row.shape)), row.pattern),
-                *(f"{row.kept:,}", f"{row.seconds:.2f}"),
+                row.name,
+                "x".join(map(str, row.shape)),
+                row.pattern,
+                f"{row.kept:,}",
+                f"{row.seconds:.2f}",
             )
             for row in plan.layers
         )
@@ -134,12 +143,24 @@ def prune(
         return
     outcome = run_prune(request, out)
     shown = table(
-        *("layer", "shape", "pattern", ">sparsity", ">dense", ">pruned", "format", "note"),
+        "layer",
+        "shape",
+        "pattern",
+        ">sparsity",
+        ">dense",
+        ">pruned",
+        "format",
+        "note",
         rows=(
             (
-                *(row.name, "x".join(map(str, row.shape)), row.pattern, f"{row.sparsity:.1%}"),
-                *(format_bytes(row.bytes_dense), format_bytes(row.bytes_sparse)),
-                *(row.format, row.note),
+                row.name,
+                "x".join(map(str, row.shape)),
+                row.pattern,
+                f"{row.sparsity:.1%}",
+                format_bytes(row.bytes_dense),
+                format_bytes(row.bytes_sparse),
+                row.format,
+                row.note,
             )
             for row in outcome.report.layers
         ),

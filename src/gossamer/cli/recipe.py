@@ -4,9 +4,9 @@
 import json
 from pathlib import Path
 
-from click import argument, option
+from click import argument
 
-from gossamer.cli.options import PATH
+from gossamer.cli.options import PATH, set_option
 from gossamer.cli.shell import CommandGroup, Output, Verbatim, gossamer_command, table
 from gossamer.errors import RecipeError
 
@@ -86,13 +86,7 @@ def copy(out: Output, name: str, file: Path | None) -> None:
 
 @gossamer_command("Check recipe files.", _VALIDATE)
 @argument("files", metavar="FILE...", nargs=-1, required=True)
-@option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A variable, or a field such as stages.0.prune.damping; repeatable.",
-)
+@set_option
 def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) -> int:
     """Check each FILE, or built-in recipe of that name, and tell all faults at once.
 

@@ -11,6 +11,8 @@ from gossamer.cli.shell import Output
 from gossamer.cli.user_functions import find_function, is_function
 from gossamer.data.clicks import FEATURES_FILE, Features, read_features
 from gossamer.data.files import Texts, check_scores
+from gossamer.data.graphs import read_nodes
+from gossamer.data.graphs.rules import RULES_FILE, GraphRules, read_rules
 from gossamer.errors import InputError
 from gossamer.io import read_beside
 from gossamer.io.artifact.destination import check_destination
@@ -50,9 +52,9 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
     quality = find_function(metric, "--metric", _METRIC) if metric else None
     with out.stage("reading data"):
         given = {"--data": data, "--valid-data": valid_data, "--test-data": test_data}
-        features = _features(model)
+        features, rules = _features(model), _graph_rules(model)
         parts = [
-            None if text is None else _data(text, option, features)
+            None if text is None else _data(text, option, features, rules)
             for option, text in given.items()
         ]
         check_parts(*parts)
@@ -107,17 +109,28 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
 
 def _features(model: str) -> Features | None:
     """What a model of click logs reads its rows with; None for other models."""
-    beside = read_beside(source_path(model)) if source_path(model).exists() else {}
-    found = beside.get(FEATURES_FILE)
+    found = _beside(model).get(FEATURES_FILE)
     return None if found is None else read_features(found, model)
 
 
-def _data(text: str, option: str, features: Features | None) -> Any:
+def _graph_rules(model: str) -> GraphRules | None:
+    """How a model of graphs takes its data; None for other models."""
+    found = _beside(model).get(RULES_FILE)
+    return None if found is None else read_rules(found, model)
+
+
+def _beside(model: str) -> dict[str, bytes]:
+    return read_beside(source_path(model)) if source_path(model).exists() else {}
+
+
+def _data(text: str, option: str, features: Features | None, rules: GraphRules | None) -> Any:
     if is_function(text) and not Path(text).exists():
         return find_function(text, option, _DATA)()
     try:
         if features is not None:
             return features.read_labelled(Path(text), _MOST_ROWS)
+        if rules is not None:
+            return read_nodes(Path(text), rules)
         found = read_part(Path(text))
         if isinstance(found, Texts):
             check_scores(found)

@@ -7,7 +7,7 @@ from typing import Any
 
 from click import argument, option
 
-from gossamer.cli.options import artifact_option
+from gossamer.cli.options import artifact_option, dry_run_option, resume_option, set_option
 from gossamer.cli.shell import Output, gossamer_command, resume_command, table
 
 _EXAMPLES = """
@@ -30,16 +30,14 @@ gossamer train my-recipe.yaml --model my_package.models:build --data images.npz 
     " zoo:labelled.",
 )
 @option("--eval", "evaluation", metavar="FILE", help="Measure on it, not on held-out data.")
-@option(
-    "--set", "overrides", multiple=True, help="name=value in the recipe; repeatable.", metavar="K=V"
-)
+@set_option
 @option(
     "--model",
     metavar="MODEL",
     help="An artifact or model folder, zoo:NAME, demo:NAME, or module:function of yours that"
     " returns a module or a gossamer.data.tasks.Task.",
 )
-@option("--resume", is_flag=True, help="Go on with the run that was stopped.")
+@resume_option
 @option(
     "--allow-recipe-change",
     "allow_change",
@@ -47,7 +45,7 @@ gossamer train my-recipe.yaml --model my_package.models:build --data images.npz 
     help="Resume although recipe or data changed.",
 )
 @option("--tensorboard", is_flag=True, help="Also write TensorBoard event files.")
-@option("--dry-run", is_flag=True, help="Say what it would do, need and take; write nothing.")
+@dry_run_option
 def train(
     out: Output,
     /,

@@ -6,7 +6,7 @@ would have read, and no generator but its own is drawn from.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -21,6 +21,17 @@ class Batches(Protocol):
 
     def __getitem__(self, number: int) -> Any:
         """Batch `number`, counted from 0 through all epochs; always the same one."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A batch that is no tree of tensors and says itself how its samples are shared out."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def part(self, index: int, count: int) -> Any:
+        """Part number `index` of `count` equal ones, a batch again."""
 
 
 class ShuffledBatches:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each layer of a model does with its graph, and why."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -40,6 +41,11 @@ class GraphExplanation(list[LayerOrder]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
+
+
+def graph_layers(model: nn.Module) -> Iterator[GraphLayer]:
+    """All layers of graphs inside of a model."""
+    return (module for module in model.modules() if isinstance(module, GraphLayer))
 
 
 def explain(model: nn.Module) -> GraphExplanation:

@@ -72,6 +72,7 @@ class GraphLayer(nn.Module):
         choice: the order of the last call, and why; for `gossamer.graph.explain`.
         graphs: graphs of edge lists; layers of one model share it.
         keeps: keep A x, or x as a sparse matrix, while features and graph stay the same.
+        measures: time both orders where that may pay; else a rule decides, always alike.
     """
 
     def __init__(self) -> None:
@@ -79,6 +80,7 @@ class GraphLayer(nn.Module):
         self.choice: OrderChoice | None = None
         self.graphs = KnownGraphs()
         self.keeps = True
+        self.measures = True
         self._kept = KeptProducts()
         self._inputs = KeptProducts()
 
@@ -112,7 +114,8 @@ class GraphLayer(nn.Module):
             return spmm(self._needed(weight).t(), self._features(x), bias=bias)
         if self.keeps and weight is not None and kept.seen(x):
             if not kept.is_decided:
-                kept.features, kept.is_decided = is_worth_it(x, weight), True
+                kept.is_decided = True
+                kept.features = is_worth_it(x, weight, measures=self.measures)
             if kept.features is not None:
                 return spmm(weight.t(), kept.features, bias=bias)
         if weight is not None:
@@ -144,7 +147,7 @@ class GraphLayer(nn.Module):
         bias: Tensor | None,
         hops: int = 1,
     ) -> Tensor:
-        """`A^hops x W^T + bias` in the order that takes less time; lin itself has no bias."""
+        """`A^hops x W^T + bias` in the order that takes less time; bias may be that of lin."""
         weight = plain_weight(lin)
         if x.layout is not torch.strided:
             return self._sparse_first(
@@ -160,20 +163,28 @@ class GraphLayer(nn.Module):
         kept = self._kept
         if self.keeps and kept.seen(x, propagation):
             if not kept.is_decided and weight is not None:
-                kept.features, kept.is_decided = is_worth_it(x, weight, propagation), True
+                kept.is_decided = True
+                kept.features = is_worth_it(x, weight, propagation, measures=self.measures)
             if kept.features is not None:
                 return self._sparse_first(propagation, kept.features, weight, bias, hops, "found")
             self.choice = OrderChoice("A x kept", "features and graph are those of the call before")
             return _weigh(lin, weight, kept.product(x, propagate), bias)
         needs_dx = trains and x.requires_grad
-        sizes = x.shape[1], weight.shape[0] if weight is not None else x.shape[1]
-        if weight is None:
-            self.choice = OrderChoice("propagate first", "its linear layer is not an ordinary one")
+        sizes = x.shape[1], int(getattr(lin, "out_features", 0))
+        if weight is None and (not sizes[1] or lin.bias is not None):
+            self.choice = OrderChoice("propagate first", "its linear layer adds a bias of its own")
         else:
-            self.choice = choose(propagation, *sizes, trains=trains, needs_dx=needs_dx, hops=hops)
-        if self.choice.propagates_first or weight is None:
+            self.choice = choose(
+                propagation,
+                *sizes,
+                trains=trains,
+                needs_dx=needs_dx,
+                hops=hops,
+                measures=self.measures,
+            )
+        if self.choice.propagates_first:
             return _weigh(lin, weight, propagate(x), bias)
-        return propagate(tall_linear(x, weight), bias)
+        return propagate(_weigh(lin, weight, x, None), bias)
 
     def _sparse_first(
         self,
@@ -197,4 +208,4 @@ def _weigh(lin: nn.Module, weight: Tensor | None, x: Tensor, bias: Tensor | None
     if weight is not None:
         return tall_linear(x, weight, bias)
     y: Tensor = lin(x)
-    return y if bias is None else y + bias
+    return y if bias is None or bias is lin.bias else y + bias

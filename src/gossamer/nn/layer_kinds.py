@@ -3,12 +3,14 @@
 
 A kind is a row of `KINDS`, found by `kind_of`. Everybody else asks here, or a layer itself
 (`SparseLayer`), and never which class a layer is; `sparse_layers` walks those of a model. What a
-layer weighs says `nn/layer_weights.py`; the way between the forms is `nn/forms.py`.
+layer weighs says `nn/layer_weights.py`; the way between the forms is `nn/forms.py`. `MOVING` has
+the layers whose masks a schedule moves just now.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+from weakref import WeakSet
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -19,12 +21,17 @@ from gossamer.nn.layers.tables import TableLayer
 
 __all__ = [
     "KINDS",
+    "MOVING",
     "form_of",
     "kind_name",
     "kind_of",
     "sparse_layers",
     "title_of",
 ]
+
+# A second schedule would undo the work of the first, and a larger model made in between would not
+# know of it. A copy of a layer is not in here.
+MOVING: "Final[WeakSet[nn.Module]]" = WeakSet()
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,16 @@ from gossamer.nn.layers.tables import TableLayer
 from gossamer.patterns import detect_pattern
 
 __all__ = [
+    "Holders",
     "density_of",
+    "holders_of",
     "matrix_of",
     "plain_weight",
     "shape_of",
     "weight_of",
 ]
+
+Holders = dict[nn.Parameter, list[tuple[str, nn.Module]]]
 
 
 def matrix_of(layer: nn.Module) -> SparseMatrix:
@@ -76,3 +80,13 @@ def plain_weight(layer: nn.Module) -> torch.Tensor | None:
     if type(layer) is not nn.Linear or watched or parametrize.is_parametrized(layer):
         return None
     return layer.weight
+
+
+def holders_of(model: nn.Module) -> Holders:
+    """Every Parameter of a model with the names of the modules that hold it, and these."""
+    holders: Holders = {}
+    for name, module in model.named_modules():
+        for param in module._parameters.values():
+            if param is not None:
+                holders.setdefault(param, []).append((name, module))
+    return holders

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from gossamer.planner.pipeline import Played, ScheduleName, schedule_fault, simulate
+from gossamer.planner.pipeline_orders import ScheduleName, schedule_fault
+from gossamer.planner.pipeline_simulation import Played, simulate
 from gossamer.planner.step_time import Machine, StepTime, StepTraffic
 from gossamer.planner.workload import (
     RankGrid,

@@ -9,45 +9,26 @@ microseconds.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from gossamer.errors import ClusterError
-from gossamer.named_files import open_named
 from gossamer.plain_data import map_leaves
-from gossamer.recipes.faults import Fault, RecipeFaults
+from gossamer.recipes.base import Settings, as_list, whole_number
 from gossamer.recipes.faults import Path as FieldPath
+from gossamer.recipes.faults import RecipeFaults
 from gossamer.recipes.phrases import field_words, near, plain, show
-from gossamer.recipes.yaml_lines import MAX_BYTES, parse_yaml
+from gossamer.recipes.yaml_lines import parse_yaml, read_file
 
 SCHEMA_VERSION: Final = 1
 GB: Final = 1e9
 MAX_RANKS: Final = 1 << 20
 
 
-def _whole(value: Any) -> Any:
-    """Literals compare by ==, and to Python true is 1 and 1.0 is 1."""
-    if isinstance(value, bool | float):
-        raise PydanticCustomError("int_type", "expected a whole number")
-    return value
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-class _Data(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        populate_by_name=True,
-        use_attribute_docstrings=True,
-    )
+class _Data(Settings):
+    model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
 
 
 _Amount = Annotated[float, Field(gt=0.0, le=1e6)]
@@ -88,7 +69,7 @@ class Compute(_Data):
     """Part of the peak that training steps reach."""
     memory_gb_s: _Amount
     """Memory bandwidth that is reached."""
-    compact: Annotated[tuple[CompactSpeed, ...], BeforeValidator(_as_tuple)] = Field(
+    compact: Annotated[tuple[CompactSpeed, ...], BeforeValidator(as_list)] = Field(
         default=(), max_length=32
     )
     """Measured gain of sparse kernels; empty: products stay dense."""
@@ -137,7 +118,7 @@ class Links(_Data):
 class ClusterSpec(_Data):
     """Equal nodes with equal ranks, counted through shards, then stages, then replicas."""
 
-    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(alias="gossamer-cluster")
+    version: Annotated[Literal[1], BeforeValidator(whole_number)] = Field(alias="gossamer-cluster")
     """'gossamer-cluster: 1' at the top."""
     description: Annotated[str, Field(max_length=1000)] = ""
     """One line for people."""
@@ -177,7 +158,7 @@ class ClusterSpec(_Data):
 
 _BUILTIN = Path(__file__).parent / "clusters"
 _HINT = "See 'gossamer plan --help'."
-_MODELS: dict[str, type[BaseModel]] = {
+_MODELS: dict[str, type[Settings]] = {
     "memory": Memory,
     "compute": Compute,
     "links": Links,
@@ -187,12 +168,8 @@ _MODELS: dict[str, type[BaseModel]] = {
 }
 
 
-class ClusterFaults(ClusterError):
+class ClusterFaults(ClusterError, RecipeFaults):
     """All faults of one description."""
-
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
-        self.faults = faults
-        super().__init__("\n".join(map(str, faults)))
 
 
 def builtin_clusters() -> list[str]:
@@ -208,16 +185,8 @@ def load_cluster(source: str | os.PathLike[str]) -> ClusterSpec:
     """
     if isinstance(source, str) and source in builtin_clusters():
         return parse_cluster((_BUILTIN / f"{source}.yaml").read_bytes(), f"{source}.yaml")
-    where = plain(str(source))
-    try:
-        missing = not Path(source).exists()
-        if not missing:
-            with open_named(source, ClusterError) as file:
-                raw = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ClusterError(f"{where}: cannot be read ({reason}).") from error
-    if missing:
+    where, raw = plain(str(source)), read_file(Path(source), ClusterError)
+    if raw is None:
         names = builtin_clusters()
         raise ClusterError(
             f"{where}: there is no such file or built-in cluster.{near(str(source), names)} Built"
@@ -234,12 +203,12 @@ def parse_cluster(raw: bytes, source: str) -> ClusterSpec:
         raise ClusterFaults(error.faults) from error
     if not isinstance(document.data, dict):
         text = f"expected a mapping that starts 'gossamer-cluster: 1', got {show(document.data)}."
-        raise ClusterFaults((document.fault((), text),))
+        raise ClusterFaults([document.fault((), text)])
     try:
         return ClusterSpec.model_validate(document.data)
     except ValidationError as error:
         found = [document.fault(path, text) for path, text in _findings(error)]
-        raise ClusterFaults(tuple(sorted(found, key=lambda f: (f.line or 0, f.path)))) from error
+        raise ClusterFaults(sorted(found, key=lambda f: (f.line or 0, f.path))) from error
 
 
 def cluster_text(cluster: ClusterSpec) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from gossamer.planner.candidates import PlannedLayout
-from gossamer.planner.pipeline import ActionKind, Played
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page
-from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.charts import Chart, bar_rows
+from gossamer.report.charts.plots import Plot
+from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.page import TextTable
 
 __all__ = [
@@ -23,75 +24,26 @@ __all__ = [
 ]
 
 _HUES = ("hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "dense")
-_ROW, _BAR, _LEFT, _RIGHT = 26.0, 16.0, 190.0, 90.0
-_KINDS = {
-    ActionKind.FORWARD: "hue1",
-    ActionKind.BACKWARD: "hue3",
-    ActionKind.INPUT: "hue3",
-    ActionKind.WEIGHT: "hue4",
-}
-_MAX_RANKS = 32
-_MAX_SPANS = 4000
 
 
-def timeline_chart(played: Played, title: str) -> Chart:
-    """Who works when: a row per rank, a bar per forward and backward."""
-    ranks = range(min(_MAX_RANKS, len(played.finished)))
-    scale, height = (WIDTH - 70) / (played.seconds or 1), len(ranks) * 18.0 + 24
-    shown = (span for span in played.spans if span.rank in ranks)
-    return Chart(
-        title,
-        height,
-        (("forward", "hue1"), ("backward", "hue3"), ("weights", "hue4")),
-        [
-            *(Bar(60, rank * 18.0 + 4, WIDTH - 70, 12, "track") for rank in ranks),
-            *(
-                Bar(
-                    60 + span.start * scale,
-                    span.rank * 18.0 + 4,
-                    max(0.6, (span.end - span.start) * scale - 0.6),
-                    12,
-                    _KINDS[span.action.kind],
-                    f"{span.action.kind.value}{span.action.microbatch}, stage {span.action.stage}",
-                )
-                for span in sorted(shown, key=lambda span: span.start)[:_MAX_SPANS]
-            ),
-        ],
-        [
-            *(Label(52, rank * 18.0 + 14, f"rank {rank}", "end") for rank in ranks),
-            Label(WIDTH - 10, height - 4, f"{played.seconds:.3g} s", "end"),
-        ],
-    )
-
-
-def scaling_chart(
-    title: str, curves: Mapping[str, Sequence[tuple[int, float]]], height: float = 360.0
-) -> Chart:
+def scaling_chart(title: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> Chart:
     """Seconds of a step over ranks, both on logarithmic axes; a straight line scales perfectly."""
     hues = dict(zip(curves, ("dense", *_HUES), strict=False))
-    chart = Chart(title, height, legend=tuple((name, hues[name]) for name in curves))
-    points = [point for curve in curves.values() for point in curve]
-    xs = [math.log2(ranks) for ranks, _ in points]
-    ys = [math.log2(seconds) for _, seconds in points]
-    left, right, top, bottom = 70.0, WIDTH - 30, 20.0, height - 34
-
-    def place(ranks: float, seconds: float) -> tuple[float, float]:
-        across = (math.log2(ranks) - min(xs)) / (max(xs) - min(xs) or 1)
-        up = (math.log2(seconds) - min(ys)) / (max(ys) - min(ys) or 1)
-        return left + across * (right - left), bottom - up * (bottom - top)
-
-    chart.lines.append(Line(((left, top), (left, bottom), (right, bottom)), "axis"))
-    for ranks in sorted({ranks for ranks, _ in points}):
-        chart.labels.append(Label(place(ranks, 1)[0], height - 12, f"{ranks}", "value"))
-    for seconds in (2 ** min(ys), 2 ** max(ys)):
-        chart.labels.append(Label(left - 8, place(1, seconds)[1] + 4, f"{seconds:.3g} s", "end"))
+    logs = {
+        name: [(math.log2(ranks), math.log2(seconds)) for ranks, seconds in curve]
+        for name, curve in curves.items()
+    }
+    xs, ys = zip(*(point for curve in logs.values() for point in curve), strict=True)
+    plot = Plot(title, 360.0, tuple(hues.items()), x=(min(xs), max(xs)), y=(min(ys), max(ys)))
+    for x in sorted(set(xs)):
+        plot.label_x(x, f"{2**x:.0f}")
+    for y in plot.y:
+        plot.label_y(y, f"{2**y:.3g} s")
     for name, curve in curves.items():
-        placed = tuple(place(*point) for point in curve)
-        chart.lines.append(Line(placed, hues[name]))
-        for (x, y), (ranks, seconds) in zip(placed, curve, strict=True):
-            text = f"{name}, {ranks} ranks: {seconds:.3g} s"
-            chart.bars.append(Bar(x - 3.5, y - 3.5, 7, 7, hues[name], text))
-    return chart
+        plot.line(logs[name], hues[name])
+        for place, (ranks, seconds) in zip(logs[name], curve, strict=True):
+            plot.dot(*place, hues[name], f"{name}, {ranks} ranks: {seconds:.3g} s")
+    return plot
 
 
 def _stacked(
@@ -99,32 +51,32 @@ def _stacked(
 ) -> Chart:
     parts = [part for part in next(iter(rows.values())) if any(row[part] for row in rows.values())]
     hues = dict(zip(parts, _HUES, strict=False))
-    chart = Chart(
-        title,
-        len(rows) * _ROW + 6,
-        legend=tuple((part.replace("_", "-"), hues[part]) for part in parts),
-    )
-    longest = max(sum(row.values()) for row in rows.values()) or 1.0
-    span = WIDTH - _LEFT - _RIGHT
-    for index, (name, row) in enumerate(rows.items()):
-        top, x = index * _ROW + 4, _LEFT
-        chart.labels.append(Label(_LEFT - 10, top + 12, name, "end"))
-        for part in parts:
-            width = span * row[part] / longest
-            if width:
-                chart.bars.append(
-                    Bar(x, top, width, _BAR, hues[part], f"{part}: {text(row[part])}")
-                )
-            x += width
-        chart.labels.append(Label(x + 8, top + 12, text(sum(row.values())), "value"))
-    return chart
+    shown = [
+        (
+            name,
+            [(hues[part], row[part], f"{part}: {text(row[part])}") for part in parts if row[part]],
+            text(sum(row.values())),
+        )
+        for name, row in rows.items()
+    ]
+    legend = tuple((part.replace("_", "-"), hues[part]) for part in parts)
+    return bar_rows(title, shown, "after", left=190.0, height=16.0, legend=legend)
 
 
 _SHOWN = 12  # Layouts of a state, fastest first.
 FORECAST = "A forecast: nothing was run. Times come from a model of the cluster, not from a clock."
 _HEAD = (
-    *("state", "data x pipe x shard", "schedule", "microbatches", ">GB", ">s a step", ">compute"),
-    *(">bubble", ">network", ">other", ">MB sent"),
+    "state",
+    "data x pipe x shard",
+    "schedule",
+    "microbatches",
+    ">GB",
+    ">s a step",
+    ">compute",
+    ">bubble",
+    ">network",
+    ">other",
+    ">MB sent",
 )
 
 
@@ -229,8 +181,9 @@ def plan_page(plan: ClusterPlan, name: str) -> Page:
         ]
     charts += [
         timeline_chart(
-            found.evaluator.play(found.best.layout),
+            found.evaluator.play(found.best.layout).spans,
             f"One step of the pipeline, {found.state.name}",
+            ranks=found.best.layout.grid.pipeline,
         )
         for found in plan.states
         if found.best is not None and found.best.layout.grid.pipeline > 1
@@ -255,7 +208,6 @@ def plan_page(plan: ClusterPlan, name: str) -> Page:
         f" {plan.work.sparsity:.0%} of {plan.shape.prunable / 1e6:,.1f} M pruned,"
         f" {plan.work.batch} samples of {plan.shape.tokens} tokens a step on {plan.ranks} ranks.",
         comparison=_comparison(plan),
-        layers=(),
         machine={
             "cluster": plan.cluster.description or name,
             "figures": plan.cluster.figures,

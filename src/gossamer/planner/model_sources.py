@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.huggingface import config_of
+from gossamer.io.huggingface import config_of, example_inputs
 from gossamer.io.loading import load_skeleton
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
 from gossamer.planner.model_tracing import trace_shape
@@ -87,10 +87,10 @@ def describe(
 def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Described:
     recipe = load_recipe(source, overrides)
     train = train_stage(recipe)
-    if train.task == "clicks":
+    if train.task in ("clicks", "graph"):
         raise InputError(
-            f"{source}: plans are made for models of layers; tables and their traffic are not"
-            " counted yet. 'gossamer train --dry-run' says what one process needs."
+            f"{source}: plans are made for models of layers; tables, graphs and their traffic are"
+            " not counted yet. 'gossamer train --dry-run' says what one process needs."
         )
     architecture, sizes = architecture_of(train), _sizes(TrainRequest(recipe, data))
     with torch.device("meta"):
@@ -135,7 +135,7 @@ def _sizes(request: TrainRequest) -> Mapping[str, Any]:
 def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     """A module whose inputs are known from its class."""
     config = config_of(model)
-    if config is not None:
+    if config is not None and _reads_tokens(model):
         limit = min((config[key] for key in _POSITIONS if config.get(key)), default=_DEFAULT_TOKENS)
         usual = min(_DEFAULT_TOKENS, limit)
     elif isinstance(model, GPT | TinyEncoder):
@@ -145,9 +145,15 @@ def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     else:
         raise InputError(
             f"{name}: no input can be made up for a {type(model).__name__}; expected a zoo model"
-            " or one of transformers. Trace it yourself: gossamer.planner.model_tracing."
+            " or a text model of transformers. Trace it yourself: gossamer.planner.model_tracing."
         )
     length = usual if tokens is None else tokens
     if not 1 <= length <= limit:
         raise InputError(f"tokens: {name} takes 1 to {limit}, got {length}.")
     return trace_shape(model, [length], name=name, tokens=length, ids=True)
+
+
+def _reads_tokens(model: Any) -> bool:
+    """Whether a model of transformers takes tokens and nothing else."""
+    inputs = example_inputs(model)
+    return inputs is not None and set(inputs) == {"input_ids"}

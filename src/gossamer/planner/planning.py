@@ -10,7 +10,7 @@ from gossamer.errors import InputError
 from gossamer.planner.candidates import DEFAULT_SCHEDULES, Evaluator, PlannedLayout, layouts
 from gossamer.planner.cluster import ClusterSpec, load_cluster
 from gossamer.planner.model_shape import GPTSizes, ModelShape
-from gossamer.planner.pipeline import ScheduleName
+from gossamer.planner.pipeline_orders import ScheduleName
 from gossamer.planner.states import State, compared_states, find_state
 from gossamer.planner.workload import StepSpec
 

@@ -4,7 +4,7 @@
 Compute is m microbatches on the slowest stage; the bubble is what the others add before the first
 and after the last of them: (P - 1) (t_f + t_b) for equal stages, divided by the chunks of a rank,
 and (P - 1) (t_f + t_i - t_w) where gradients of weights fill it. Messages between stages wait for
-nobody and hide behind nothing, as in AxoNN's model; `simulation.py` overlaps them.
+nobody and hide behind nothing, as in AxoNN's model; `pipeline_simulation.py` overlaps them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import numpy as np
 
 from gossamer.planner.cluster import GB, ClusterSpec, CompactSpeed, LinkSpec
 from gossamer.planner.model_shape import ModelShape, Unit
-from gossamer.planner.pipeline import Costs
+from gossamer.planner.pipeline_simulation import Costs
 from gossamer.planner.states import State
 from gossamer.planner.table_step import TableStep, table_step
 from gossamer.planner.workload import RankGrid, RankLayout, StageShape, StepSpec, Summed, weights_of

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gossamer.errors import InputError
 from gossamer.planner.model_shape import ModelShape, Unit
-from gossamer.planner.pipeline import PipelineSpec, ScheduleName
+from gossamer.planner.pipeline_orders import PipelineSpec, ScheduleName
 from gossamer.training.distributed import TableWire, partition
 
 Cut = Literal["cost", "even"]

@@ -25,7 +25,7 @@ from gossamer.patterns.selection import kept_count
 from gossamer.pruning.budgets import BUDGETS, Budget, budget_layers
 from gossamer.pruning.calibration.flow import as_batches
 from gossamer.pruning.calibration.statistics import collect_inputs
-from gossamer.pruning.legal_counts import keep_highest, nearest_density
+from gossamer.pruning.legal_counts import check_inside, keep_highest, nearest_density
 from gossamer.pruning.methods import LayerContext, Scorer, resolve_scorer
 from gossamer.pruning.targets import Rules, Target, find_targets
 
@@ -169,14 +169,7 @@ def _mask(target: Target, scores: torch.Tensor, count: int, pattern: Pattern) ->
         if layer.nnz == kept_count(density, scores.numel()):
             return old.clone()
     mask = keep_highest(scores, count, pattern)
-    num_back = 0 if old is None else int((mask & ~old).sum())
-    if num_back:
-        raise InputError(
-            f"{target.name}: is masked already and keeps {layer.nnz} of {mask.numel()} weights"
-            f" ({layer.pattern}); keeping {int(mask.sum())} ({pattern}) would bring {num_back}"
-            " pruned ones back as zeros. Ask for a higher sparsity, keep the pattern, or start"
-            " from to_dense()."
-        )
+    check_inside(target.name, mask, old, pattern)
     return mask
 
 

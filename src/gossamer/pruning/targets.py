@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.layer_kinds import kind_of
+from gossamer.nn.layer_weights import Holders, holders_of
 from gossamer.nn.prunable import EMBEDDINGS, PRUNABLE, is_head, why_not_prunable
 
 __all__ = ["Rules", "Target", "find_targets", "match"]
@@ -100,7 +101,6 @@ def _some(names: list[str]) -> str:
 
 # A layer of one of the kinds that can be sparse, ordinary or masked.
 PrunableLayer = Any
-Holders = dict[nn.Parameter, list[tuple[str, nn.Module]]]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def find_targets(model: nn.Module, targets: Rules = None, ignore: Rules = None) 
     if not isinstance(model, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     modules = dict(model.named_modules(remove_duplicate=False))
-    holders = _holders(model)
+    holders = holders_of(model)
     if targets is None:
         embedded = {
             param
@@ -199,16 +199,6 @@ def _span(param: nn.Parameter) -> tuple[int, int] | None:
         (size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True)
     )
     return (start, start + (last + 1) * param.element_size()) if start else None
-
-
-def _holders(model: nn.Module) -> Holders:
-    """Every Parameter with the modules that hold it."""
-    holders: Holders = {}
-    for name, module in model.named_modules():
-        for param in module._parameters.values():
-            if param is not None:
-                holders.setdefault(param, []).append((name, module))
-    return holders
 
 
 def _targeted(model: nn.Module, modules: dict[str, nn.Module], rules: list[str]) -> list[str]:

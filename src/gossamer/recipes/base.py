@@ -16,7 +16,11 @@ from gossamer.errors import PatternError
 from gossamer.patterns.syntax import LEGAL_FORMS, PatternText, form_of, read_builtin
 from gossamer.recipes.phrases import near, plain, show
 
+__all__ = ["Settings", "as_list", "whole_number"]
+
 MAX_STEPS = 2**40
+# A section as a file has it, before it is checked.
+Raw = Mapping[str, Any]
 # (field, what is wrong with it)
 Found = Iterator[tuple[str, str]]
 
@@ -44,7 +48,7 @@ class StageSettings(Settings):
     changes_shapes: ClassVar[bool] = False
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """(field, message) of settings that do not go together, on the raw mapping of a file."""
         return iter(())
 
@@ -94,7 +98,7 @@ def read_pattern(text: str) -> PatternText:
     raise PatternError(f"unknown pattern {show(text)}.{near(form, known)} Legal: {LEGAL_FORMS}.")
 
 
-def pattern_faults(raw: Mapping[str, Any]) -> Found:
+def pattern_faults(raw: Raw) -> Found:
     """(field, message) where pattern, sparsity and budget do not go together."""
     text = raw.get("pattern", "unstructured")
     sparsity: Any = raw.get("sparsity")
@@ -152,5 +156,18 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 # Steps of an optimizer, and how many samples one of them sees.
 Steps = Annotated[int, Field(ge=0, le=100_000_000)]
 Samples = Annotated[int, Field(ge=1, le=1_000_000)]
+# Numbers as several stages have them: a part of a whole, one that is never all of it, one that is
+# never nothing.
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+# Rates, temperatures; decay of weights.
+Positive = Annotated[float, Field(gt=0.0, le=1e3)]
+Decay = Annotated[float, Field(ge=0.0, le=10.0)]
+# How often; features, columns or tokens; samples of a step; steps of a run.
+Count = Annotated[int, Field(ge=1, le=10_000)]
+Size = Annotated[int, Field(ge=1, le=65536)]
+Batch = Annotated[int, Field(ge=1, le=2**20)]
+RunSteps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 # A part of a loss.
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]

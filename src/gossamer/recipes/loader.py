@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import RecipeError
-from gossamer.named_files import open_named
 from gossamer.recipes.faults import Fault, RecipeFaults, dotted
 from gossamer.recipes.faults import Path as FieldPath
 from gossamer.recipes.overrides import apply_overrides
 from gossamer.recipes.phrases import near, plain, show
 from gossamer.recipes.schema import Recipe
 from gossamer.recipes.wording import recipe_findings
-from gossamer.recipes.yaml_lines import MAX_BYTES, Document, parse_yaml
+from gossamer.recipes.yaml_lines import Document, parse_yaml, read_file
 
 _BUILTIN = Path(__file__).parent / "builtin"
 # A whole value that is given once, under `variables`.
@@ -40,18 +39,9 @@ def load_recipe(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     if isinstance(source, str) and source in builtin_names():
         return parse_recipe(builtin_text(source).encode(), f"{source}.yaml", overrides)
     path, where = Path(source), plain(str(source))
-    try:
-        if not path.exists():
-            raise RecipeError(_missing(where, path))
-        if not path.is_file():
-            raise RecipeError(f"{where}: is not a file; expected a recipe in YAML.")
-        with open_named(path, RecipeError) as file:
-            raw = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, RecipeError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RecipeError(f"{where}: cannot be read ({reason}).") from error
+    raw = read_file(path, RecipeError)
+    if raw is None:
+        raise RecipeError(_missing(where, path))
     return parse_recipe(raw, where, overrides)
 
 

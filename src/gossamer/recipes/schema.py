@@ -102,6 +102,11 @@ class Recipe(Settings):
         """Whether calibration data must be given."""
         return any(stage.step.needs_data for stage in self.stages)
 
+    @property
+    def counts_ids(self) -> bool:
+        """Whether all of the data must be seen: how often ids of tables occur."""
+        return any(step.needs_data for step in self.steps_of(Round))
+
     def steps_of(self, kind: type[AnyStage]) -> list[AnyStage]:
         """What the stages of one kind say, such as `recipe.steps_of(Recover)`."""
         return [stage.step for stage in self.stages if isinstance(stage.step, kind)]

@@ -8,6 +8,7 @@ aliases, tags, duplicate keys and second documents are refused; nothing names co
 
 import itertools
 import math
+import pathlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,14 +16,16 @@ from typing import Any, NoReturn
 
 import yaml
 
+from gossamer.errors import InputError
+from gossamer.named_files import open_named
 from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted
-from gossamer.recipes.phrases import show
+from gossamer.recipes.phrases import plain, show
 
 __all__ = [
-    "MAX_BYTES",
     "Document",
     "parse_value",
     "parse_yaml",
+    "read_file",
 ]
 
 MAX_BYTES = 1 << 16
@@ -67,6 +70,24 @@ class Document:
             if place in self.lines:
                 return Fault(self.source, self.lines[place], dotted(path), message)
         return Fault(self.source, None, dotted(path), message)
+
+
+def read_file(path: pathlib.Path, error: type[InputError]) -> bytes | None:
+    """What a file that the user named holds, as far as it may be long; None if there is none.
+
+    Raises:
+        error: it cannot be read.
+    """
+    try:
+        if not path.exists():
+            return None
+        if not path.is_file():
+            raise ValueError("it is not a file; expected YAML")
+        with open_named(path, error) as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) else fault
+        raise error(f"{plain(str(path))}: cannot be read ({reason}).") from fault
 
 
 def parse_yaml(raw: bytes, source: str) -> Document:

@@ -6,25 +6,29 @@ Names of models and layers are untrusted: every string is escaped before it ente
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gossamer.report.comparison import Comparison
 from gossamer.report.report import Report
 
-__all__ = [
-    "Card",
-    "render_card",
-]
+__all__ = ["render_card"]
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
 
 
-@dataclass(frozen=True)
-class Card:
-    """What a card says.
+def render_card(
+    *,
+    title: str,
+    base: str,
+    method: Mapping[str, str],
+    report: Report,
+    comparison: Comparison,
+    machine: Mapping[str, str],
+    limits: Sequence[str],
+) -> str:
+    """The card as Markdown.
 
-    Attributes:
+    Args:
         title: the artifact's name.
         base: the model that was pruned.
         method: settings of the pruning, by name.
@@ -33,24 +37,12 @@ class Card:
         machine: from `describe_machine`.
         limits: what the numbers do not say.
     """
-
-    title: str
-    base: str
-    method: Mapping[str, str]
-    report: Report
-    comparison: Comparison
-    machine: Mapping[str, str]
-    limits: Sequence[str]
-
-
-def render_card(card: Card) -> str:
-    """The card as Markdown."""
-    cells = card.comparison.trusted().cells()
+    cells = comparison.trusted().cells()
     head, *rows = (f"| {' | '.join(map(escape, row))} |" for row in cells)
     lines = [
-        f"# {escape(card.title)}",
+        f"# {escape(title)}",
         "",
-        f"Pruned from {escape(card.base)}: {_what_is_left(card.report)}",
+        f"Pruned from {escape(base)}: {_what_is_left(report)}",
         "",
         "## Measured",
         "",
@@ -58,15 +50,15 @@ def render_card(card: Card) -> str:
         "|" + "---|" * len(cells[0]),
         *rows,
         "",
-        f"Machine: {escape('; '.join(f'{k} {v}' for k, v in card.machine.items()))}.",
+        f"Machine: {escape('; '.join(f'{k} {v}' for k, v in machine.items()))}.",
         "",
         "## Method",
         "",
-        *(f"- {escape(name)}: {escape(value)}" for name, value in card.method.items()),
+        *(f"- {escape(name)}: {escape(value)}" for name, value in method.items()),
         "",
         "## Limits",
         "",
-        *(f"- {escape(limit)}" for limit in card.limits),
+        *(f"- {escape(limit)}" for limit in limits),
         "- Data and licence are those of the base model; they are not stated here.",
         "",
         "Load with `gossamer.load(path)`, then `gossamer.compile(model)` to run it.",

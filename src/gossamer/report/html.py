@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from gossamer.io.safe_files.directories import write_whole
 from gossamer.report.charts import WIDTH, Chart
 from gossamer.report.charts.layer_charts import curve_chart, sparsity_chart, time_chart
 from gossamer.report.page import Page, tiles
@@ -38,9 +39,8 @@ def render_html(page: Page) -> str:
 def write_html(page: Page, path: Path) -> Path:
     """Render into `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    unfinished.write_text(render_html(page), encoding="utf-8")
-    return unfinished.replace(path)
+    write_whole(path, render_html(page).encode())
+    return path
 
 
 def render_svg(chart: Chart) -> str:

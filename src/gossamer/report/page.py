@@ -2,10 +2,11 @@
 """What a report page says, before it has any form."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.report.charts import Chart, Curve
 from gossamer.report.comparison import Comparison, Figure
+from gossamer.report.machine import describe_machine
 from gossamer.running.layers import Row
 
 __all__ = [
@@ -46,7 +47,7 @@ class Page:
         lead: one or two sentences under the title.
         comparison: measured figures beside dense.
         layers: rows of `gossamer.explain` for the compiled model.
-        machine: from `describe_machine`.
+        machine: the one that was measured on.
         steps: (what was done, what came of it), in order.
         curves: quantities over training steps.
         charts: further pictures, shown before the tables.
@@ -57,8 +58,8 @@ class Page:
     title: str
     lead: str
     comparison: Comparison
-    layers: Sequence[Row]
-    machine: Mapping[str, str]
+    layers: Sequence[Row] = ()
+    machine: Mapping[str, str] = field(default_factory=describe_machine)
     steps: Sequence[tuple[str, str]] = ()
     curves: Sequence[Curve] = ()
     charts: Sequence[Chart] = ()

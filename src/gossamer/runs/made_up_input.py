@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.io.huggingface import config_of
+from gossamer.io.huggingface import config_of, example_inputs
 from gossamer.nn import Linear
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan
 from gossamer.zoo import MLP, TinyEncoder
@@ -33,6 +33,11 @@ class Example:
         return tensors[0] if len(tensors) == 1 and tensors[0].ndim == 4 else None
 
     @property
+    def for_compile(self) -> Any:
+        """What `gossamer.compile(example=)` takes: the images, or all arguments."""
+        return self.batch if self.image is None else self.image
+
+    @property
     def batch(self) -> Any:
         """What `gossamer.sparsify(data=[...])` takes."""
         return self.kwargs or self.args
@@ -45,10 +50,7 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
         return _graph_example(model, tokens, generator)
     config = config_of(model)
     if config is not None:
-        limit = min((config[key] for key in _POSITIONS if config.get(key)), default=512)
-        # Some families (roberta) reserve two positions.
-        ids_BT, text = _ids(int(config["vocab_size"]), tokens, limit - 2, generator)
-        return Example((), {"input_ids": ids_BT}, text, ids_BT.numel())
+        return _transformers_example(model, config, tokens, generator)
     if isinstance(model, TinyEncoder):
         ids_BT, text = _ids(model.vocab_size, tokens, model.max_tokens, generator)
         return Example((ids_BT,), {}, text, ids_BT.numel())
@@ -64,6 +66,31 @@ def example_input(model: nn.Module, tokens: int) -> Example | None:
         return None
     x_TK = torch.randn(tokens, width, generator=generator)
     return Example((x_TK,), {}, f"{tokens} x {width} random numbers", tokens)
+
+
+def _transformers_example(
+    model: Any, config: dict[str, Any], tokens: int, generator: torch.Generator
+) -> Example | None:
+    """Tokens, pixels or sound, whatever the class takes; None where nobody knows."""
+    limit = min((config[key] for key in _POSITIONS if config.get(key)), default=512)
+    # Some families (roberta) reserve two positions.
+    length = min(tokens, max(1, limit - 2))
+    made = example_inputs(model, length, max(1, tokens // length))
+    if made is None:
+        return None
+    vocab_size = getattr(model.config.get_text_config(), "vocab_size", 1)
+    inputs = {
+        name: torch.randn(zeros.shape, generator=generator)
+        if zeros.is_floating_point()
+        else torch.randint(vocab_size, zeros.shape, generator=generator)
+        for name, zeros in made.items()
+    }
+    ids_BT = inputs.get("input_ids")
+    if ids_BT is not None and len(inputs) == 1:
+        batch, length = ids_BT.shape
+        return Example((), inputs, f"{batch} x {length} random token ids", ids_BT.numel())
+    text = ", ".join(f"{name} {'x'.join(map(str, t.shape))}" for name, t in inputs.items())
+    return Example((), inputs, f"made-up {text}", tokens)
 
 
 def _ids(

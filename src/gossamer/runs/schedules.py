@@ -8,10 +8,11 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
@@ -36,8 +37,8 @@ from gossamer.pruning.schedules.early import (
 )
 from gossamer.pruning.schedules.magnitude import AcDc, Gradual, Iterative, OneShot, phases
 from gossamer.pruning.schedules.moving import DYNAMIC, TopKast
-from gossamer.recipes import Recipe, load_recipe
-from gossamer.recipes.phrases import near, show
+from gossamer.recipes import Recipe, load_recipe, make_recipe
+from gossamer.recipes.faults import RecipeFaults
 from gossamer.recipes.stages import Train
 from gossamer.recipes.stages.schedules import (
     SCHEDULES,
@@ -142,26 +143,16 @@ def read_schedule(recipe: Any) -> Any:
 
 
 def _validated(data: Mapping[str, Any]) -> Any:
-    kind, kinds = data.get("kind"), list(SCHEDULES)
-    if kind not in kinds:
-        what = "is missing" if kind is None else f"unknown kind {show(kind)}"
-        raise RecipeError(
-            f"schedule: kind: {what}.{near(kind, kinds)} Expected one of {', '.join(kinds)}."
-        )
+    """The schedule of a train stage that says nothing else."""
+    stage = {"task": "images", "epochs": 1.0, "schedule": dict(data)}
     try:
-        return SCHEDULES[kind].model_validate(dict(data))
-    except ValidationError as error:
-        known = tuple(SCHEDULES[kind].model_fields)
-        lines = [_words(found, known) for found in error.errors()]
-        raise RecipeError("\n".join(f"schedule {kind}: {line}" for line in lines)) from error
-
-
-def _words(found: Any, known: tuple[str, ...]) -> str:
-    place = ".".join(map(str, found["loc"]))
-    if found["type"] == "extra_forbidden":
-        return f"unknown key {show(place)}.{near(place, known)} Expected one of {', '.join(known)}."
-    text = str(found["msg"]).removeprefix("Value error, ")
-    return text if not place else f"{place}: {text}, got {show(found['input'])}."
+        recipe = make_recipe({"gossamer": 1, "stages": [{"train": stage}]}, "attach")
+    except RecipeFaults as error:
+        raise RecipeFaults(
+            replace(fault, path=fault.path.removeprefix("stages[0].train."))
+            for fault in error.faults
+        ) from error
+    return recipe.steps_of(Train)[0].schedule
 
 
 def _build(

@@ -17,6 +17,11 @@ DENSE_INT8 = "dense-int8"
 DENSE_BF16 = "dense-bf16"
 # Names of dense models that were trained on the data begin with it.
 DENSE_TRAINED = "dense-trained"
+# Names of models with smaller tables and the MLPs as they are begin with it.
+TABLES = "tables"
+# How embeddings are held under pruned layers: as packed tables of so many bits, None: as trained.
+PACKED = {"packed-int4": 4, "packed": None}
+_FOLDED, _FLOAT_BITS = "folded", 32
 _ROUNDED = {"round": {"layers": "int8"}}
 
 
@@ -81,6 +86,8 @@ MASKS = (
 
 def has_all_weights(name: str) -> bool:
     """Whether a candidate of this name is a dense model."""
+    if name.startswith(f"{TABLES}-"):
+        return _FOLDED not in name
     return name in (DENSE, DENSE_INT8, DENSE_BF16) or is_trained_dense(name)
 
 
@@ -103,6 +110,31 @@ def dense_bf16() -> Candidate:
     """All weights, rounded to bf16: half the file, computed with as float32."""
     stage = {"round": {"layers": "bf16", "embeddings": "bf16"}}
     return _candidate(DENSE_BF16, [stage], precisions=("fp32",))
+
+
+def rounded_tables(bits: int | None) -> Candidate:
+    """Tables as codes with a scale for each row, rounded after training; None: as trained."""
+    stage = {"round": {"layers": None, "tables": {"bits": bits}}}
+    name = f"{TABLES}-{'packed' if bits is None else f'int{bits}'}"
+    return _candidate(name, [stage], precisions=("fp32",))
+
+
+def folded_tables(bits: int, min_count: int = 1) -> Candidate:
+    """One row for all ids that the data to fit to have less often; the others as codes."""
+    stage = {"round": {"layers": None, "tables": {"bits": bits, "min_count": min_count}}}
+    text = "" if bits == _FLOAT_BITS else f"-int{bits}"
+    return _candidate(f"{TABLES}-{_FOLDED}-{min_count}{text}", [stage], precisions=("fp32",))
+
+
+def trained_tables(bits: int, steps: int, rate: float, aim: Mapping[str, Any]) -> Candidate:
+    """Tables rounded whenever they are looked up, trained so on the labels, then packed."""
+    stages = [
+        {"round": {"layers": None, "tables": {"bits": bits, "form": "trained"}}},
+        _recovery(steps, rate, aim, int8=False),
+        {"round": {"layers": None, "tables": {"bits": bits}}},
+    ]
+    name = f"{TABLES}-int{bits}-trained-{steps}-r{rate:g}"
+    return _candidate(name, stages, precisions=("fp32",), steps=steps)
 
 
 def slim(fraction: float, *, table: str) -> Candidate:
@@ -174,6 +206,8 @@ def _recovery(steps: int, rate: float, aim: Mapping[str, Any], *, int8: bool) ->
 
 
 def _tables(to: str) -> dict[str, Any]:
+    if to in PACKED:
+        return {"round": {"layers": None, "tables": {"bits": PACKED[to]}}}
     return {"round": {"layers": None, "embeddings": to}}
 
 

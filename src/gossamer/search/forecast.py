@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from gossamer.pruning.budgets import pattern_errors
 from gossamer.pruning.targets import find_targets
 from gossamer.runs import sparsify
@@ -53,25 +55,6 @@ class Forecasts:
     masks: tuple[MaskForecast, ...]
 
 
-def forecast(
-    work: Workload, masks: Sequence[Mask], folder: Path, deadline: Deadline, before: float = 0.0
-) -> Forecasts:
-    """Of every mask; `before` are the seconds of earlier runs that did not finish it.
-
-    Raises:
-        OutOfTime: by the deadline, between two masks.
-    """
-    targets = find_targets(work.model, ignore=work.kept_dense)
-    choices = [(mask.rule, 1 - mask.sparsity) for mask in masks]
-    errors = pattern_errors(work.model, work.batches(), targets, choices)
-    known = {m: error for m, error in zip(masks, errors, strict=True) if math.isfinite(error)}
-    times = _times(work, list(known), deadline)
-    found = tuple(MaskForecast(mask.name, times[mask.name], error) for mask, error in known.items())
-    made = Forecasts(before + deadline.elapsed, found)
-    write_record(folder / FORECAST_FILE, made)
-    return made
-
-
 def worth_trying(found: dict[str, MaskForecast], masks: Sequence[Mask]) -> list[Mask]:
     """Masks that no other one beats in time and error at once, gentlest first."""
     known = [mask for mask in masks if mask.name in found]
@@ -85,34 +68,11 @@ def worth_trying(found: dict[str, MaskForecast], masks: Sequence[Mask]) -> list[
     return sorted(left, key=lambda mask: found[mask.name].error)
 
 
-def _times(work: Workload, masks: Sequence[Mask], deadline: Deadline) -> dict[str, float]:
-    """Milliseconds by mask: between two unstructured masks they lie on a line."""
-    plain = sorted((m for m in masks if m.pattern == _ANY), key=lambda mask: mask.sparsity)
-    ends = {
-        mask.sparsity: _milliseconds(work, mask, deadline)
-        for mask in plain[:: max(len(plain) - 1, 1)]
-    }
-    return {
-        mask.name: _on_line(mask.sparsity, ends)
-        if mask.pattern == _ANY
-        else _milliseconds(work, mask, deadline)
-        for mask in masks
-    }
-
-
 def _on_line(place: float, ends: dict[float, float]) -> float:
+    """Milliseconds of an unstructured mask, between those of the two that were timed."""
     (low, first), (high, last) = min(ends.items()), max(ends.items())
     # More zeros never take longer: what measures otherwise is noise.
-    last = min(first, last)
-    return first if low == high else first + (last - first) * (place - low) / (high - low)
-
-
-def _milliseconds(work: Workload, mask: Mask, deadline: Deadline) -> float:
-    deadline.tick()
-    model = copy.deepcopy(work.model)
-    sparsify(model, sparsity=mask.asked, pattern=mask.pattern, ignore=work.kept_dense)
-    # The lowest precision that candidates are measured with: fp32 kernels take part in it.
-    return work.milliseconds(compiled(model, work, "int8"), _TIMED_SECONDS)
+    return float(np.interp(place, (low, high), (first, min(first, last))))
 
 
 @dataclass
@@ -153,8 +113,7 @@ class Forecasting:
         before = read_stopped(place).seconds
         if budget.for_forecasts > before:
             try:
-                deadline = self.deadline(budget.for_forecasts - before)
-                return forecast(self.work, self.masks, self.folder, deadline, before)
+                return self._forecast(self.deadline(budget.for_forecasts - before), before)
             except OutOfTime as stop:
                 write_stopped(place, stop, before, budget.for_forecasts)
                 before += stop.seconds
@@ -163,3 +122,35 @@ class Forecasting:
             f"oneshot-{mask.name}: the time was up before its forecast." for mask in self.masks
         ]
         return None
+
+    def _forecast(self, deadline: Deadline, before: float) -> Forecasts:
+        """Of every mask; `before` are the seconds of earlier runs that did not finish it.
+
+        Raises:
+            OutOfTime: by the deadline, between two masks.
+        """
+        work = self.work
+        targets = find_targets(work.model, ignore=work.kept_dense)
+        choices = [(mask.rule, 1 - mask.sparsity) for mask in self.masks]
+        errors = pattern_errors(work.model, work.batches(), targets, choices)
+        known = [
+            (m, error) for m, error in zip(self.masks, errors, strict=True) if math.isfinite(error)
+        ]
+
+        def milliseconds(mask: Mask) -> float:
+            deadline.tick()
+            model = copy.deepcopy(work.model)
+            sparsify(model, sparsity=mask.asked, pattern=mask.pattern, ignore=work.kept_dense)
+            # The lowest precision that candidates are measured with: fp32 kernels take part in it.
+            return work.milliseconds(compiled(model, work, "int8"), _TIMED_SECONDS)
+
+        plain = sorted((m for m, _ in known if m.pattern == _ANY), key=lambda mask: mask.sparsity)
+        ends = {mask.sparsity: milliseconds(mask) for mask in plain[:: max(len(plain) - 1, 1)]}
+        found = []
+        for mask, error in known:
+            is_plain = mask.pattern == _ANY
+            ms = _on_line(mask.sparsity, ends) if is_plain else milliseconds(mask)
+            found.append(MaskForecast(mask.name, ms, error))
+        made = Forecasts(before + deadline.elapsed, tuple(found))
+        write_record(self.folder / FORECAST_FILE, made)
+        return made

@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 
 from gossamer.report import Comparison, Figure, Page, describe_machine, format_bytes
-from gossamer.report.charts import WIDTH, Bar, Chart, Label, Line
+from gossamer.report.charts import Chart, Label
+from gossamer.report.charts.plots import Plot
 from gossamer.report.page import TextTable
 from gossamer.search.candidates import is_trained_dense
 from gossamer.search.front import SearchLimits, ShrinkResult, best, trained_beside
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 HEAD = ("model", "quality", "lost", "ms", "over dense", "bytes", "")
-_HEIGHT, _LEFT, _BOTTOM = 320.0, 60.0, 290.0
+_HEIGHT = 320.0
 # Sides of dots: their area goes with the bytes of the model.
 _LEAST_DOT, _LARGEST_DOT = 5.0, 20.0
 _OUT_OF_TIME = (
@@ -49,8 +50,6 @@ def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
                 Figure(f"ms, {result.timed}", "ms", times, chosen.doubt),
             ),
         ),
-        layers=(),
-        machine=describe_machine(),
         charts=[front_chart(result, limits)],
         tables=[
             TextTable(
@@ -75,45 +74,31 @@ def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
 
 def front_chart(result: ShrinkResult, limits: SearchLimits) -> Chart:
     """Quality against time and bytes; a dot per model, the front joined, the limit dashed."""
-    chart = Chart(
+    points, losses = result.points, [point.lost for point in result.points]
+    heaviest, slowest = max(p.size for p in points), 1.1 * max(p.ms for p in points)
+    plot = Plot(
         "Quality lost against time; area of a dot: bytes (left, low and small is better)",
         _HEIGHT,
         legend=(("dense", "dense"), ("pruned", "sparse")),
+        x=(0.0, slowest),
+        y=(min(0.0, *losses) * 1.15, max(*losses, limits.max_loss) * 1.15),
     )
-    points = result.points
-    widest, heaviest = max(p.ms for p in points) * 1.1, max(p.size for p in points)
-    losses = [point.lost for point in points]
-    highest, lowest = max(*losses, limits.max_loss) * 1.15, min(0.0, *losses) * 1.15
-
-    def place(ms: float, lost: float) -> tuple[float, float]:
-        x = _LEFT + (WIDTH - _LEFT - 20) * ms / widest
-        return x, _BOTTOM - (_BOTTOM - 16) * (lost - lowest) / (highest - lowest or 1.0)
-
-    chart.lines.extend(
-        (
-            Line(((_LEFT, 10.0), (_LEFT, _BOTTOM), (WIDTH - 20, _BOTTOM)), "axis"),
-            Line((place(0, limits.max_loss), place(widest, limits.max_loss)), "mark"),
-            Line(tuple(place(p.ms, p.lost) for p in result.front), "curve"),
-        )
-    )
+    plot.line(((ms, limits.max_loss) for ms in plot.x), "mark")
+    plot.line(((point.ms, point.lost) for point in result.front), "curve")
     for point in points:
-        x, y = place(point.ms, point.lost)
         kind = "dense" if point.is_dense else "sparse"
         text = (
             f"{point.name}: {point.ms:.2f} ms, {point.lost:+.2%} lost, {format_bytes(point.size)}"
         )
-        dot = max(_LEAST_DOT, _LARGEST_DOT * math.sqrt(point.size / heaviest))
-        chart.bars.append(Bar(x - dot / 2, y - dot / 2, dot, dot, kind, text))
+        side = max(_LEAST_DOT, _LARGEST_DOT * math.sqrt(point.size / heaviest))
+        plot.dot(point.ms, point.lost, kind, text, side)
         if point == result.chosen:
-            chart.labels.append(Label(x + dot, y - dot, f"taken: {point.name}"))
-    chart.labels.extend(
-        (
-            Label(WIDTH - 24, _BOTTOM + 20, f"{widest:.1f} ms", "end value"),
-            Label(_LEFT - 6, 20, f"{highest:.1%}", "end value"),
-            Label(_LEFT - 6, _BOTTOM, f"{lowest:.1%}", "end value"),
-        )
-    )
-    return chart
+            x, y = plot.place(point.ms, point.lost)
+            plot.labels.append(Label(x + side, y - side, f"taken: {point.name}"))
+    plot.label_x(slowest, f"{slowest:.1f} ms", "end value")
+    for lost in plot.y:
+        plot.label_y(lost, f"{lost:.1%}")
+    return plot
 
 
 def rows_of(points: Sequence[Point], chosen: Point, on_front: Sequence[Point]) -> list[list[str]]:

@@ -21,10 +21,13 @@ from gossamer.search.candidates import (
     dense_bf16,
     dense_int8,
     fewer_tokens,
+    folded_tables,
     one_shot,
     recovered,
+    rounded_tables,
     slim,
     trained_dense,
+    trained_tables,
 )
 from gossamer.search.forecast import MaskForecast, worth_trying
 from gossamer.search.front import SearchLimits, best
@@ -44,6 +47,9 @@ _SLIM = 0.5
 # Of its tokens, a layer passes on; the part of the dense time that is left at best.
 _TOKENS_KEPT, _TOKENS_TIME = 0.8, 0.35
 _TOKEN_STEPS = 200
+# Of tables of click models: bits after training, bits that are trained, and the steps of that.
+_TABLE_BITS, _FEWEST_BITS, _FLOAT_BITS = (8, 4), 4, 32
+_TABLE_STEPS = 300
 
 
 @dataclass
@@ -74,7 +80,12 @@ class Search:
         yield dense_int8()
         yield dense_bf16()
         # A decoder's table is its output layer, too.
-        table = "int8" if self.work.kind == "decoder" else "int4"
+        table = {"decoder": "int8", "clicks": "packed-int4"}.get(self.work.kind, "int4")
+        if self.work.kind == "clicks" and self.work.has_trained_tables:
+            table = "packed"
+            yield rounded_tables(None)
+        elif self.work.kind == "clicks":
+            yield from self._table_candidates()
         found = self.forecasts()
         tried: list[Mask] = []
         masks = worth_trying(found, self.masks)
@@ -94,6 +105,18 @@ class Search:
         yield from self._recoveries(tried)
         if self.work.kind == "encoder":
             yield from self._without_masks(table)
+
+    def _table_candidates(self) -> Iterator[Candidate]:
+        """Smaller tables under MLPs that stay as they are: most bytes of a click model."""
+        for bits in _TABLE_BITS:
+            yield rounded_tables(bits)
+        for bits in (_FLOAT_BITS, _FEWEST_BITS):
+            yield folded_tables(bits)
+        made = {
+            rate: trained_tables(_FEWEST_BITS, _TABLE_STEPS, rate, self.work.aim)
+            for rate in self.rates
+        }
+        yield from made.values()
 
     def _reason_against(
         self, mask: Mask, found: dict[str, MaskForecast], tried: list[Mask]

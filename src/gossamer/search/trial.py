@@ -170,7 +170,7 @@ class Workshop:
                 loss=work.loss,
                 journal=DiskJournal(self._beside(candidate, _JOURNAL), key),
                 teacher=copy.deepcopy(work.model),
-                samples=work.samples() if candidate.steps else None,
+                samples=work.samples() if candidate.steps or recipe.counts_ids else None,
                 kept=KeptRun(run, key) if candidate.steps else None,
                 say=lambda text: self.say(f"{candidate.name}: {text}"),
                 progress=lambda done: deadline.tick(done.index, done.total),

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small reference models and generated data, for quickstart, tests and benchmarks.
 
-`ZOO` is the closed table of models that an artifact may name. `cluster_problem` makes a problem of
-classification that takes seconds to learn; `gossamer.zoo.problems` has more of them.
+`ZOO` is the closed table of models that an artifact may name; those of graphs are in
+`gossamer.zoo.graph_nets`. `cluster_problem` makes a problem of classification that takes seconds to
+learn; `gossamer.zoo.problems` has more of them.
 """
 
 from typing import Final
 
+from torch import nn
+
 from gossamer.zoo.dlrm import DLRM
 from gossamer.zoo.encoder import TinyEncoder
 from gossamer.zoo.gpt import GPT, GPTBlock
+from gossamer.zoo.graph_nets import GraphNet, Recommender
 from gossamer.zoo.mlp import MLP
 from gossamer.zoo.problems import accuracy, cluster_problem
 
 # The closed table a manifest may name. Constructor arguments are checked by the classes.
-ZOO: Final[dict[str, type[MLP] | type[TinyEncoder] | type[GPT] | type[DLRM]]] = {
+ZOO: Final[dict[str, type[nn.Module]]] = {
     "mlp": MLP,
     "tiny-encoder": TinyEncoder,
     "gpt": GPT,
     "dlrm": DLRM,
+    "graph-net": GraphNet,
+    "recommender": Recommender,
 }
 
 __all__ = ["DLRM", "GPT", "MLP", "ZOO", "GPTBlock", "TinyEncoder", "accuracy", "cluster_problem"]

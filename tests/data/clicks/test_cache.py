@@ -3,6 +3,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from click_logs import ROLES, SITES, plain_roles, roles, rows, write_csv
 
 from gossamer.data.clicks import open_clicks, read_features
 from gossamer.data.clicks.keys import text_keys
+from gossamer.data.tasks import clicks as clicks_module
+from gossamer.data.tasks import clicks_task
 from gossamer.errors import ArtifactError, InputError
+from gossamer.zoo import DLRM
 
 PARTS = ("train", "validation", "test")
 
@@ -352,3 +356,34 @@ def test_a_model_of_other_vocabularies_is_refused(tmp_path, log):
     assert torch.equal(
         model.features_digest, torch.tensor(list(features.digest), dtype=torch.uint8)
     )
+
+
+def test_processes_that_begin_together_read_a_log_once(tmp_path, log):
+    """Each waits for the one that reads; a lock is of an open file, so that threads will do."""
+
+    def task(_):
+        columns = {**ROLES, "split_by": "hash"}
+        return clicks_task(str(log), 8, 0, columns=columns, window=64, folder=tmp_path / "data")
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(task, range(4)))
+    assert len({one.digest for one in found}) == 1
+    before = (tmp_path / "data" / "arrays").stat().st_ino
+    assert task(4).digest == found[0].digest
+    assert (tmp_path / "data" / "arrays").stat().st_ino == before
+
+
+def test_an_evaluation_in_parts_has_the_bits_of_one(tmp_path, log, monkeypatch):
+    monkeypatch.setattr(clicks_module, "_EVAL_BATCH", 7)
+    columns = {**ROLES, "split_by": "hash"}
+    task = clicks_task(str(log), 8, 0, columns=columns, window=64, folder=tmp_path / "data")
+    torch.manual_seed(0)
+    model = DLRM(task.sizes["numbers"], task.sizes["rows"], width=4).eval()
+    evaluate = task.evaluate
+    with torch.no_grad():
+        whole = evaluate.part(model, 0, 1)
+        assert len(whole) == sum(evaluate.sizes) > 14
+        for count in (1, 2, 3, len(evaluate.sizes) + 2):
+            parts = [evaluate.part(model, index, count) for index in range(count)]
+            assert torch.equal(sum(parts), whole)
+        assert evaluate(model) == evaluate.conclude(whole)

@@ -34,10 +34,10 @@ def write_recipe(folder: Path, mesh: str, *, steps: int = 24, timeout: float = 8
     (folder / "recipe.yaml").write_text(RECIPE.format(**content, timeout=timeout))
 
 
-def train_command(folder: Path) -> list[str]:
+def train_command(folder: Path, data: str | None = None) -> list[str]:
     """`gossamer train` of the recipe in `folder`, behind the interpreter."""
     recipe = folder / "recipe.yaml"
-    data = "zoo:text" if "task: text" in recipe.read_text() else "zoo:images"
+    data = data or "zoo:" + recipe.read_text().partition("task: ")[2].split()[0]
     return ["-m", "gossamer", "train", str(recipe), "--data", data, "-o", str(folder / "out")]
 
 
@@ -79,7 +79,14 @@ class Run:
                 rank.wait()
 
 
-def launch(folder: Path, world: int, *extra: str, port: int | None = None, **environment) -> Run:
+def launch(
+    folder: Path,
+    world: int,
+    *extra: str,
+    port: int | None = None,
+    data: str | None = None,
+    **environment,
+) -> Run:
     """`gossamer train` of the recipe in `folder`, once per rank, as torchrun would start it."""
     ranks = []
     common = {
@@ -91,7 +98,7 @@ def launch(folder: Path, world: int, *extra: str, port: int | None = None, **env
         "OMP_NUM_THREADS": "1",
         "GOSSAMER_TUNE": "off",
     }
-    command = [sys.executable, *train_command(folder), *extra]
+    command = [sys.executable, *train_command(folder, data), *extra]
     for rank in range(world):
         own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
         with (folder / f"stderr{rank}").open("w") as errors:

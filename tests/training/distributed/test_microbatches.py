@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from gossamer.errors import InputError
-from gossamer.training.distributed.pipeline.microbatches import check_batch, pieces
+from gossamer.training.distributed.pipeline.pipeline import check_batch, pieces
 from gossamer.training.distributed.pipeline.schedules import (
     SCHEDULES,
     check_microbatches,

@@ -539,6 +539,22 @@ def test_state_without_a_rule_is_refused():
         grow(model, "adam", width=2)
 
 
+def test_a_schedule_that_moves_masks_comes_after_the_growth():
+    model = made("GPT")
+    optimizer = torch.optim.AdamW(model.parameters())
+    control = gossamer.attach(model, {"kind": "rigl", "sparsity": 0.5}, optimizer, total_steps=9)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError, match=r"moves the mask of blocks\.0.*Grow first"):
+        grow(model, optimizer, depth=2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {p for group in optimizer.param_groups for p in group["params"]} == set(
+        model.parameters()
+    )
+    control.close()
+    larger = grow(model, optimizer, depth=2)
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+
+
 def test_too_large_a_model_is_refused_beforehand(monkeypatch):
     monkeypatch.setattr("gossamer.training.growth.plan.available_bytes", lambda: 10_000)
     model = made("GPT")

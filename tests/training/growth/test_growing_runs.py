@@ -11,7 +11,7 @@ from gossamer.errors import GossamerError, InputError, RecipeError
 from gossamer.nn.prunable import active_parameters
 from gossamer.training.growth import Growth, GrowthStep, GrowthWatch, SlopeMonitor
 from gossamer.training.loop import LearningRate, Loop, LoopSettings
-from gossamer.training.loop.control import NoControl
+from gossamer.training.loop.run import NoControl
 from gossamer.zoo import GPT
 
 

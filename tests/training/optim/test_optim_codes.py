@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.training.optim import codes
-from gossamer.training.optim.dither import offsets
+from gossamer.training.optim.pieces import offsets
 
 STEP = 2 ** (1 / 8)
 CPU = torch.device("cpu")

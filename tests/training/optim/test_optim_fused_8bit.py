@@ -10,7 +10,7 @@ from torch import nn
 from gossamer.ops import _native
 from gossamer.ops.training.optimizer_passes import NativeMoment, adamw_step
 from gossamer.training.optim import AdamW, codes
-from gossamer.training.optim.dither import native_dither, offsets
+from gossamer.training.optim.pieces import native_dither, offsets
 
 STILL = (0.0, 0.0, 0.0, 1e-8, 0.0)  # mean becomes the gradient, square its square
 

@@ -97,7 +97,7 @@ def test_24_bits_at_the_ends(bits, dither):
 
 def test_24_bits_drift_as_the_sum_does():
     """Updates below the last bit are not lost: a thousand of them add up."""
-    from gossamer.training.optim.dither import offsets
+    from gossamer.training.optim.pieces import offsets
 
     master = torch.ones(64)
     weight, low = halves.split_24(master, 0.5)

@@ -18,6 +18,8 @@ from gossamer.training.recovery.distillation import (
     check_apart,
 )
 from gossamer.training.recovery.distillation.objective import (
+    block_names,
+    captured,
     cosine_term,
     hidden_term,
     logits_of,
@@ -25,7 +27,6 @@ from gossamer.training.recovery.distillation.objective import (
     similarity_term,
     vectors_of,
 )
-from gossamer.training.recovery.distillation.teacher import block_names, captured
 from gossamer.zoo import TinyEncoder
 
 

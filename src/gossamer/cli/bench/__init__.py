@@ -43,7 +43,6 @@ def parse_shape(value: Any) -> tuple[int, int]:
     type=POSITIVE,
     multiple=True,
     default=(128,),
-    show_default="128",
     help="Rows of the activation; may be repeated.",
 )
 @option(
@@ -52,7 +51,6 @@ def parse_shape(value: Any) -> tuple[int, int]:
     type=SPARSITY,
     multiple=True,
     default=(0.5, 0.8, 0.9, 0.95),
-    show_default="0.5, 0.8, 0.9, 0.95",
     help="Fraction of zeros; may be repeated.",
 )
 @option("--pattern", default="unstructured", help="As in 2:4, block:4x4.")
@@ -86,13 +84,29 @@ def linear(
             rows.append(bench_linear(shape, count, sparsity, pattern))
             stage.advance()
     shown = table(
-        *("shape", "tokens", "sparsity", "pattern", ">dense us", ">sparse us", ">speed-up"),
-        *(">spread", ">dense GFLOP/s", ">kept GFLOP/s", ">of ceiling"),
+        "shape",
+        "tokens",
+        "sparsity",
+        "pattern",
+        ">dense us",
+        ">sparse us",
+        ">speed-up",
+        ">spread",
+        ">dense GFLOP/s",
+        ">kept GFLOP/s",
+        ">of ceiling",
         rows=(
             (
-                *(f"{row.rows}x{row.columns}", f"{row.tokens}", f"{row.sparsity:.1%}", row.pattern),
-                *(f"{row.dense_us:.0f}", f"{row.sparse_us:.0f}", f"{row.ratio:.2f}x"),
-                *(f"{row.spread:.0%}", f"{row.dense_gflops:.0f}", f"{row.kept_gflops:.0f}"),
+                f"{row.rows}x{row.columns}",
+                f"{row.tokens}",
+                f"{row.sparsity:.1%}",
+                row.pattern,
+                f"{row.dense_us:.0f}",
+                f"{row.sparse_us:.0f}",
+                f"{row.ratio:.2f}x",
+                f"{row.spread:.0%}",
+                f"{row.dense_gflops:.0f}",
+                f"{row.kept_gflops:.0f}",
                 f"{row.ceiling_fraction:.0%}",
             )
             for row in rows

@@ -34,9 +34,7 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
     show_default="those that are installed",
     help="Another engine to race; may be repeated. torch always takes part.",
 )
-@option(
-    "--batch", type=POSITIVE, multiple=True, default=(1, 8), show_default="1, 8", help="Sequences."
-)
+@option("--batch", type=POSITIVE, multiple=True, default=(1, 8), help="Sequences.")
 @option("--sequence", type=POSITIVE, default=128, help="Tokens of each.")
 @option("--threads", type=POSITIVE, default=1)
 @option(
@@ -45,7 +43,6 @@ gossamer bench model demo:minilm --against onnxruntime --peers build/peers
     type=Choice(_PRECISIONS),
     multiple=True,
     default=_PRECISIONS,
-    show_default="fp32, int8",
     help="Products are computed in; may be repeated.",
 )
 @option(
@@ -116,11 +113,20 @@ def bench_model(  # noqa: PLR0913  (one argument per option)
         _write_page(times, document, html)
         document["html"] = str(html)
     shown = table(
-        *("batch", "engine", "precision", ">ms", ">speed-up", ">error"),
+        "batch",
+        "engine",
+        "precision",
+        ">ms",
+        ">speed-up",
+        ">error",
         rows=(
             (
-                *(str(size), row.engine, row.precision),
-                *(f"{row.ms:.2f}", f"{rows[0].ms / row.ms:.2f}x", f"{row.error:.0e}"),
+                str(size),
+                row.engine,
+                row.precision,
+                f"{row.ms:.2f}",
+                f"{rows[0].ms / row.ms:.2f}x",
+                f"{row.error:.0e}",
             )
             for size, rows in times.items()
             for row in rows
@@ -167,7 +173,6 @@ def _write_page(
             " sequence. Zeros are in every engine's weights; those without sparse kernels multiply"
             " them.",
             comparison=Comparison(tuple(f"{e} {p}" for e, p in shown), tuple(figures)),
-            layers=(),
             machine={**document["machine"], "engines": versions or "none"},
             notes=(
                 *(f"Not installed: {name}." for name in document["missing"]),

@@ -6,10 +6,8 @@ Legend: N sentences, D width, B batch, T tokens.
 """
 
 import copy
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +28,7 @@ from gossamer.errors import InputError
 from gossamer.io import load, load_pretrained, read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.recipes import Calibration, prune_recipe
-from gossamer.report import Comparison, Page, Report, describe_machine
+from gossamer.report import Comparison, Page, Report
 from gossamer.report.page import TextTable
 from gossamer.running.layers import explain
 from gossamer.runs import prune
@@ -97,34 +95,21 @@ _WARNING = (
 )
 
 
-@dataclass(frozen=True)
-class MiniLM:
-    """The dense encoder, its tokenizer and the directory both came from."""
-
-    model: nn.Module
-    tokenizer: Any
-    directory: Path
-
-
-def load_minilm() -> MiniLM:
-    """The model inside the installed package; nothing is downloaded."""
-    directory = demo_path("minilm")
-    tokenizer = make_tokenizer(read_beside(directory).get(TOKENIZER_FILE))
-    return MiniLM(load_pretrained(directory), tokenizer, directory)
-
-
 def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
     """The whole story on MiniLM; raises ResourceError if the package is not installed."""
     with out.stage("loading MiniLM"):
-        minilm = load_minilm()
+        # Inside the installed package; nothing is downloaded.
+        directory = demo_path("minilm")
+        dense = load_pretrained(directory)
+        tokenizer = make_tokenizer(read_beside(directory).get(TOKENIZER_FILE))
     generator = torch.Generator().manual_seed(0)
     texts = tuple(make_sentences(_NUM_SENTENCES + _NUM_CALIBRATION, generator))
     with out.stage(f"embedding {_NUM_SENTENCES} sentences with the dense model"):
         others = Texts(Path("sentences"), "", texts[_NUM_SENTENCES:])
         settings = Calibration(samples=len(others.texts), tokens=_LENGTH)
-        calibration = calibration_batches(minilm.model, others, minilm.tokenizer, settings)
-        ids = sentences(texts[:_NUM_SENTENCES], minilm.tokenizer, _LENGTH)
-        vectors_ND = embed(minilm.model, ids)
+        calibration = calibration_batches(dense, others, tokenizer, settings)
+        ids = sentences(texts[:_NUM_SENTENCES], tokenizer, _LENGTH)
+        vectors_ND = embed(dense, ids)
 
     def agrees(model: nn.Module) -> float:
         """Agreement of `model` with the dense one on the sentences."""
@@ -135,32 +120,32 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         # SparseGPT that aims at the dense model's outputs.
         step = {"method": "sparsegpt", "match": "dense", "sparsity": sparsity, "targets": _TARGETS}
         recipe = prune_recipe(step, "gossamer quickstart")
-        report = prune(copy.deepcopy(minilm.model), recipe, data=calibration, out=path)
+        report = prune(copy.deepcopy(dense), recipe, data=calibration, out=path)
         loaded = load(path)
     with out.stage("timing dense, pruned and dense int8"):
         fast = compile_afresh(loaded, tuple(batch * _LENGTH for batch in _BATCHES))
         ids_BT = torch.randint(1000, 20000, (max(_BATCHES), _LENGTH), generator=generator)
         comparison = compare(
-            minilm.model,
+            dense,
             fast,
             ("agreement with dense (rank correlation)", 1.0, agrees),
-            (tensor_bytes(minilm.directory), directory_bytes(path)),
+            (tensor_bytes(directory), directory_bytes(path)),
             {f"{batch} x {_LENGTH} tokens": ids_BT[:batch] for batch in _BATCHES},
             (4.0, 2.0),
         )
     # Without parts to count: dense ones take seconds, and training what time is left.
     with out.stage(f"gossamer shrink, its short form, {60 * _BUDGET_MINUTES:.0f} s at most"):
         found = shrink(
-            minilm.model,
+            dense,
             Texts(Path("sentences"), "\n".join(texts), texts),
             folder / "shrunk",
-            tokenizer=minilm.tokenizer,
+            tokenizer=tokenizer,
             max_loss=_MAX_LOSS,
             masks=_MASKS,
             budget_minutes=_BUDGET_MINUTES,
         )
     # A model without encoder: the mean of the word embeddings alone.
-    words = minilm.model.get_submodule("embeddings.word_embeddings")
+    words = dense.get_submodule("embeddings.word_embeddings")
     with torch.inference_mode():
         rows = [nn.functional.normalize(words(each).mean(0), dim=0) for each in ids]
     floor = agreement(vectors_ND, torch.stack(rows))
@@ -186,7 +171,6 @@ def _tell(
         " run. Every number below was measured just now on one thread of this machine.",
         comparison=comparison,
         layers=layers,
-        machine=describe_machine(),
         steps=(
             ("Loaded the dense model from the installed package.", "no download"),
             (

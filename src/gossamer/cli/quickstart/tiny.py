@@ -22,7 +22,7 @@ from gossamer.cli.quickstart.output import (
 from gossamer.cli.shell import Output
 from gossamer.io import load, save
 from gossamer.nn.surgery.compaction import compact
-from gossamer.report import Page, describe_machine, format_bytes
+from gossamer.report import Page, format_bytes
 from gossamer.report.charts import Curve
 from gossamer.report.page import TextTable
 from gossamer.running.layers import explain
@@ -131,7 +131,6 @@ def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
         " run. Every number below was measured just now on this machine.",
         comparison=comparison,
         layers=layers,
-        machine=describe_machine(),
         steps=steps,
         curves=(Curve("Training loss", losses, ((float(_DENSE_STEPS), "pruned and compacted"),)),),
         tables=(

@@ -52,7 +52,6 @@ def encode(
     target: Path | None,
     batch: int,
     precision: str,
-    threads: int | None,
     **asked: Any,
 ) -> None:
     """One vector for every text of FILE, in its order.
@@ -77,8 +76,6 @@ def encode(
     if not texts:
         raise InputError(f"{file}: holds no text; expected a .txt, .jsonl or .tsv file.")
     check_source(model)
-    if threads is not None:
-        torch.set_num_threads(threads)
     with out.stage("loading"):
         source = load_source(model, say=out.note)
 

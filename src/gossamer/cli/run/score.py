@@ -37,7 +37,6 @@ def score(
     file: Path,
     target: Path | None,
     precision: str,
-    threads: int | None,
 ) -> None:
     """One chance of a click for every row of FILE, in its order.
 
@@ -56,8 +55,6 @@ def score(
     if target is not None:
         check_file_destination(target, makes_parents=False)
     check_source(model)
-    if threads is not None:
-        torch.set_num_threads(threads)
     with out.stage("loading"):
         source = load_source(model, say=out.note)
         ClickScorer(source.model, source.beside, source.name)

@@ -67,7 +67,7 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 @precision_option
 @pooling_option
 @threads_option
-def serve(  # noqa: PLR0913  (one argument per option)
+def serve(
     out: Output,
     /,
     model: str,
@@ -77,7 +77,6 @@ def serve(  # noqa: PLR0913  (one argument per option)
     api_key: str | None,
     precision: str,
     pooling: "Pooling",
-    threads: int | None,
     **asked: Any,
 ) -> None:
     """Answer /embed, /classify, /v1/embeddings, /v1/completions, /v1/chat/completions or /v1/score.
@@ -94,7 +93,6 @@ def serve(  # noqa: PLR0913  (one argument per option)
                 f"{name} is not installed. Install the extra [serve]: pip install"
                 " 'gossamer[serve]'."
             )
-    import torch
 
     from gossamer.cli.models import load_source
     from gossamer.running.server import Access, Limits, build_app, make_service, run_server
@@ -105,8 +103,6 @@ def serve(  # noqa: PLR0913  (one argument per option)
     # Behind an address of the network stand names that nobody here knows.
     hosts = (host, *allow_hosts) if allow_hosts or is_loopback(host) else None
     access = Access(hosts, key)
-    if threads is not None:
-        torch.set_num_threads(threads)
     with open_socket(host, port) as listener:
         url = url_of(listener)
         with out.stage("loading"):

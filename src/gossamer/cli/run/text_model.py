@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from gossamer.cli.models import load_source
 from gossamer.errors import ArtifactError
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
@@ -88,14 +86,11 @@ def open_model(
     context: int | None,
     max_tokens: int,
     special_tokens: bool,
-    threads: int | None,
     say: Callable[[str], None],
     **sampling: Any,
 ) -> TextModel:
     """The model that `model` names, packed; `sampling` says how it draws."""
     drawn = Sampling(**sampling)
-    if threads is not None:
-        torch.set_num_threads(threads)
     source = load_source(model, say=say)
     if TOKENIZER_FILE not in source.beside:
         raise ArtifactError(

@@ -84,11 +84,6 @@ class PartRows:
             self._num_categories,
         )
 
-    def blocks(self, size: int) -> Iterator[ClickRows]:
-        """All rows in order."""
-        for begin in range(0, len(self), size):
-            yield self.block(begin, min(begin + size, len(self)))
-
 
 @dataclass(frozen=True)
 class ClickData:

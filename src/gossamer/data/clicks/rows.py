@@ -95,6 +95,11 @@ class ClickRows:
         labels = self.labels[places] if len(self.labels) else self.labels
         return ClickRows(self.numbers[places], ids, counts, labels, self.num_categories)
 
+    def part(self, index: int, count: int) -> "ClickRows":
+        """Part number `index` of `count` equal ones."""
+        size = len(self) // count
+        return self.take(np.arange(index * size, (index + 1) * size))
+
     def singles(self) -> list["ClickRows"]:
         """Each row as a block of its own."""
         return [self.take(np.array([place])) for place in range(len(self))]

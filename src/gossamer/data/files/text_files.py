@@ -5,22 +5,20 @@ The names of columns say what a row is: a text, a text with a label, or two text
 Tables and JSON lines know the same names. Legend: N samples, T tokens.
 """
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
+from gossamer.data.files.table_files import TableRow, read_text, table_rows
 from gossamer.errors import InputError
-from gossamer.io.safe_files.documents import decode_text, parse_json_line
+from gossamer.io.safe_files.documents import parse_json_line
 from gossamer.io.safe_files.tensors import read_header, read_tensors
-from gossamer.named_files import open_named, read_at_most, size_of
+from gossamer.named_files import open_named, size_of
 
-MAX_TEXT_BYTES = 1 << 30
 MAX_CLASSES = 10_000
 _TEXT_NAMES = ("text", "sentence")
 _PAIR_NAMES = (("text_a", "text_b"), ("sentence1", "sentence2"))
@@ -109,38 +107,8 @@ def check_scores(samples: Texts) -> None:
         )
 
 
-class _Row(NamedTuple):
-    """A line of a table or of a .jsonl file; `line` is the text of the latter, else empty."""
-
-    where: str
-    cells: Mapping[str, Any]
-    line: str = ""
-
-
-def _rows(path: Path) -> Iterator[_Row]:
-    return _ROW_READERS[path.suffix](path, _read_text(path))
-
-
-def _table_rows(path: Path, text: str) -> Iterator[_Row]:
-    """A .csv file is quoted as spreadsheets do it; in others a quotation mark is a character."""
-    is_csv = path.suffix == ".csv"
-    tabs: Any = {} if is_csv else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    reader = csv.reader(io.StringIO(text), strict=is_csv, **tabs)
-    try:
-        names = [name.strip().lower() for name in next(reader)]
-        _check_names(names, path)
-        for cells in reader:
-            # Tables with tabs are known to have more cells than names, and no text is cut by that.
-            if is_csv and any(map(str.strip, cells[len(names) :])):
-                raise InputError(
-                    f"{path}:{reader.line_num}: has {len(cells)} cells, but the first line names"
-                    f" {len(names)} columns. Put a text with commas in it between quotation marks."
-                )
-            if any(map(str.strip, cells)):
-                filled = zip(names, cells + [""] * len(names), strict=False)
-                yield _Row(f"{path}:{reader.line_num}", dict(filled))
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: is no table ({error}).") from error
+def _rows(path: Path) -> Iterator[TableRow]:
+    return _ROW_READERS[path.suffix](path, read_text(path))
 
 
 def _check_names(names: list[str], path: Path) -> None:
@@ -154,21 +122,15 @@ def _check_names(names: list[str], path: Path) -> None:
             f" ({', '.join(_PAIR_NAMES[0])}) and score; found"
             f" {', '.join(names[:8])[:200]!r}. {advice}"
         )
-    for name in filter(None, names):
-        if names.count(name) > 1:
-            raise InputError(
-                f"{path}:1: has {names.count(name)} columns {name!r}, so it is not clear which one"
-                " is meant. Give each column a name of its own, or leave one out."
-            )
 
 
-def _json_rows(path: Path, text: str) -> Iterator[_Row]:
+def _json_rows(path: Path, text: str) -> Iterator[TableRow]:
     # Not splitlines: U+2028 and the like may stand inside of a text.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}:{number}"
             item = parse_json_line(line, where)
-            yield _Row(where, item if isinstance(item, dict) else {}, line)
+            yield TableRow(where, item if isinstance(item, dict) else {}, line)
 
 
 def _kind_of(names: Iterable[str]) -> str | None:
@@ -205,7 +167,7 @@ def _samples_of(path: Path, *, labelled: bool) -> Texts:
     return Texts(path, "\n".join(texts), tuple(texts), tuple(pairs), labels=tuple(labels))
 
 
-def _pair_in(row: _Row) -> Pair:
+def _pair_in(row: TableRow) -> Pair:
     first, second = next(pair for pair in _PAIR_NAMES if set(pair) <= set(row.cells))
     found = row.cells["score"]
     try:
@@ -220,7 +182,7 @@ def _pair_in(row: _Row) -> Pair:
     return Pair(_text_in(row, first), _text_in(row, second), score)
 
 
-def _text_in(row: _Row, name: str | None = None, *, blank: bool = False) -> str:
+def _text_in(row: TableRow, name: str | None = None, *, blank: bool = False) -> str:
     """The text in a column; None takes the first that is known."""
     column = name or next((each for each in _TEXT_NAMES if each in row.cells), _TEXT_NAMES[0])
     found = row.cells.get(column)
@@ -229,7 +191,7 @@ def _text_in(row: _Row, name: str | None = None, *, blank: bool = False) -> str:
     return found
 
 
-def _label_in(row: _Row) -> int:
+def _label_in(row: TableRow) -> int:
     """A class, counted from 0."""
     found = row.cells.get("label")
     number = int(found) if isinstance(found, str) and found.strip().isdecimal() else found
@@ -241,22 +203,8 @@ def _label_in(row: _Row) -> int:
     return number
 
 
-def _read_text(path: Path) -> str:
-    """The text of a file that is not empty; InputError says what else it is."""
-    with open_named(path, InputError) as file:
-        if size_of(file) > MAX_TEXT_BYTES:
-            raise InputError(
-                f"{path}: is larger than {MAX_TEXT_BYTES >> 20} MiB. Give a part of it."
-            )
-        raw = read_at_most(file, MAX_TEXT_BYTES, str(path), InputError)
-    text = decode_text(raw, str(path))
-    if not text.strip():
-        raise InputError(f"{path}: is empty; expected some text.")
-    return text
-
-
 def _read_lines(path: Path) -> Texts:
-    text = _read_text(path)
+    text = read_text(path)
     return Texts(path, text, tuple(filter(str.strip, text.splitlines())))
 
 
@@ -278,10 +226,10 @@ def _read_ids(path: Path) -> Texts:
 
 
 # The table of file types: rows of texts, which may have labels or scores, and everything else.
-_ROW_READERS = {
+_ROW_READERS: dict[str, Callable[[Path, str], Iterator[TableRow]]] = {
     ".jsonl": _json_rows,
-    ".csv": _table_rows,
-    ".tsv": _table_rows,
+    ".csv": partial(table_rows, check=_check_names),
+    ".tsv": partial(table_rows, check=_check_names),
 }
 _READERS = {
     **dict.fromkeys((".txt", ".md", ".text"), _read_lines),

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from gossamer.data.clicks import (
     columns_of,
     open_clicks,
 )
+from gossamer.data.evaluation import SharedEvaluation
 from gossamer.data.tasks.task import Task
 from gossamer.errors import InputError
+from gossamer.io.safe_files.directories import exclusive_lock
 from gossamer.zoo.problems import click_problem, write_criteo
 
 GENERATED = "zoo:clicks"
@@ -59,10 +62,11 @@ def clicks_task(
             " Use the section data.clicks of the recipe that trained it."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    path = _generated(folder) if data == GENERATED else Path(data)
-    log = open_clicks(
-        folder / "arrays", roles, path, None if evaluation is None else Path(evaluation), features
-    )
+    measured_on = None if evaluation is None else Path(evaluation)
+    # Of several processes on one machine the first one reads the log, and the others find arrays.
+    with exclusive_lock(folder, wait=True):
+        path = _generated(folder) if data == GENERATED else Path(data)
+        log = open_clicks(folder / "arrays", roles, path, measured_on, features)
     notes = [*log.notes]
     for part in ("validation", "test"):
         labels = log.parts[part].labels
@@ -76,20 +80,15 @@ def clicks_task(
         return binary_cross_entropy_with_logits(model(*rows.inputs()).float(), rows.targets())
 
     def report(model: nn.Module) -> dict[str, float]:
-        found = measured(model, "test")
+        found = _measured(log.parts["test"])(model)
         return {f"test_{name.replace('eval_', 'log_')}": value for name, value in found.items()}
-
-    def measured(model: nn.Module, part: str) -> dict[str, float]:
-        rows = log.parts[part]
-        logits = [model(*block.inputs()).float() for block in rows.blocks(_EVAL_BATCH)]
-        return click_metrics(torch.cat(logits), torch.from_numpy(np.array(rows.labels)))
 
     validated = len(log.parts["validation"]) > 0
     return Task(
         name="clicks",
         batches=ClickBatches(log.parts["train"], batch, seed, window),
         loss=loss,
-        evaluate=(lambda model: measured(model, "validation")) if validated else None,
+        evaluate=_measured(log.parts["validation"]) if validated else None,
         tokens=batch,
         sizes={"numbers": len(roles.numbers), "rows": log.features.rows},
         digest=log.digest,
@@ -98,6 +97,22 @@ def clicks_task(
         adopt=lambda model: log.features.mark(model, data),
         notes=tuple(notes),
     )
+
+
+def _measured(rows: Any) -> SharedEvaluation:
+    """Numbers of a model on one part of a log."""
+    bounds = [*range(0, len(rows), _EVAL_BATCH), len(rows)]
+    blocks = list(pairwise(bounds))
+
+    def outputs(model: nn.Module, number: int) -> torch.Tensor:
+        block = rows.block(*(blocks[number] if number < len(blocks) else (0, 0)))
+        logits: torch.Tensor = model(*block.inputs()).float()
+        return logits
+
+    def conclude(logits: torch.Tensor) -> dict[str, float]:
+        return click_metrics(logits, torch.from_numpy(np.array(rows.labels)))
+
+    return SharedEvaluation(tuple(end - begin for begin, end in blocks), outputs, conclude)
 
 
 def _same_inputs(features: Features, roles: Any) -> bool:

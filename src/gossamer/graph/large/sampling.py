@@ -82,7 +82,7 @@ class NeighbourBatches:
         if number >= len(self) and not self.shuffle:
             epoch = 0
         own = self._own_nodes(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        return self._around(own, number)
+        return self.around(own, number)
 
     def _own_nodes(self, epoch: int) -> Tensor:
         if not self.shuffle:
@@ -90,7 +90,8 @@ class NeighbourBatches:
         generator = torch.Generator().manual_seed((self.seed * _MIX + epoch) % 2**63)
         return self.nodes[torch.randperm(len(self.nodes), generator=generator)]
 
-    def _around(self, own: Tensor, number: int) -> NeighbourBatch:
+    def around(self, own: Tensor, number: int) -> NeighbourBatch:
+        """These nodes with neighbours as batch `number` draws them."""
         rows: EdgeRows = self.graph.edges.by_target
         columns = rows.columns
         local = torch.full((self.graph.num_targets,), -1, dtype=torch.int64)

@@ -137,6 +137,7 @@ class GIN(GraphLayer):
             weight.shape[0],
             trains=torch.is_grad_enabled(),
             needs_dx=torch.is_grad_enabled() and sources.requires_grad,
+            measures=self.measures,
         )
         if self.choice.propagates_first:
             return self.nn(add_up(sources, targets))  # type: ignore[no-any-return]

@@ -80,6 +80,7 @@ def choose(
     trains: bool,
     needs_dx: bool,
     hops: int = 1,
+    measures: bool = True,
 ) -> OrderChoice:
     """Which order takes less time.
 
@@ -90,12 +91,13 @@ def choose(
         trains: a backward pass follows.
         needs_dx: it goes on to the features.
         hops: how many products with the graph follow each other.
+        measures: time them where the rule may be wrong.
     """
     transform = outputs * (2 if trains else 1)
     propagate = inputs * (2 if trains and needs_dx else 1)
     size = propagation.matrix.edges.num_edges * min(inputs, outputs)
     is_clear = max(transform, propagate) > _CLEAR * min(transform, propagate)
-    if is_clear or size < _WORTH_MEASURING or not tuning_enabled():
+    if is_clear or size < _WORTH_MEASURING or not (measures and tuning_enabled()):
         first = "propagate first" if propagate <= transform else "transform first"
         sign = "<=" if propagate <= transform else ">"
         why = f"{propagate} {sign} {transform} features through the graph per step, by rule"

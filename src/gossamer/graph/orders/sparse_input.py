@@ -40,7 +40,7 @@ def as_matrix(x: Tensor) -> EdgeMatrix:
 
 
 def is_worth_it(
-    x: Tensor, weight: Tensor, propagation: Propagation | None = None
+    x: Tensor, weight: Tensor, propagation: Propagation | None = None, *, measures: bool = True
 ) -> EdgeMatrix | None:
     """The matrix of x if a step with it is faster than one with a dense product; None if not.
 
@@ -48,6 +48,7 @@ def is_worth_it(
         x: features.
         weight: what they are multiplied with.
         propagation: the graph, if the dense product is one with A x, which is there already.
+        measures: time both; else the share of zeros decides.
     """
     if x.numel() == 0:
         return None
@@ -55,7 +56,7 @@ def is_worth_it(
     if density > _DENSEST:
         return None
     matrix = as_matrix(x)
-    if not tuning_enabled():
+    if not (measures and tuning_enabled()):
         return matrix if density < _SPARSE_BY_RULE else None
     turned = weight.detach().t().contiguous()
     with torch.no_grad():

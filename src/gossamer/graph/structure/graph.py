@@ -15,7 +15,9 @@ from gossamer.graph.structure.matrices import Propagation, normalised
 from gossamer.graph.structure.sources import read_edges
 from gossamer.graph.structure.visiting import visiting_order
 from gossamer.ops.spmm import EdgeMatrix, EdgeRows, Edges
+from gossamer.out_of_memory import names_memory
 
+_ADVICE = "Give a part of it, such as batches of gossamer.graph.large, or free memory."
 LOOPS = ("keep", "fill", "replace", "add")
 
 
@@ -36,6 +38,7 @@ class Graph:
         self._matrices: dict[tuple[str, str, float], Propagation] = {}
 
     @classmethod
+    @names_memory("graph", _ADVICE)
     def of(
         cls,
         source: Any,
@@ -110,6 +113,7 @@ class Graph:
         weights = "" if self.weight is None else ", weights"
         return f"Graph({nodes}, {self.num_edges} edges{weights}, visited as {self.visiting})"
 
+    @names_memory("graph", _ADVICE)
     def matrix(self, norm: str = "none", *, loops: str = "keep", fill: float = 1.0) -> Propagation:
         """What a layer multiplies features with.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from gossamer.errors import ArtifactError, InputError, TargetError
 from gossamer.io.artifact.inventory import all_slots, own_slots, tied_names
@@ -43,7 +44,7 @@ from gossamer.nn.forms import can_mask
 from gossamer.nn.layer_kinds import title_of
 from gossamer.nn.layers.tables import table_of
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
-from gossamer.nn.surgery.matrix_layers import conv1d_paths, conv1d_to_linear
+from gossamer.nn.surgery.matrix_layers import conv1d_to_linear, has_other_linears
 from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.nn.tokens import TokenPrunedEncoder, add_token_pruning
 from gossamer.zoo import ZOO
@@ -72,7 +73,8 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         else:
             node = _describe(model, "", 0)
         rebuilt = build(node, max_tensors=2**31, config=config)
-        if isinstance(node, TransformersNode) and conv1d_paths(rebuilt) and not conv1d_paths(model):
+        others = isinstance(node, TransformersNode) and has_other_linears(rebuilt)
+        if others and not has_other_linears(model):
             node = node.model_copy(update={"linear": True})
             conv1d_to_linear(rebuilt)
         if isinstance(node, ZooNode | TransformersNode):
@@ -230,6 +232,12 @@ def _step(step: GraphStep) -> Step:
     return Step(**{**vars(step), "attributes": attributes})
 
 
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    """The class of a module; torch makes a new one for every module whose weight is computed."""
+    kind = type(module)
+    return kind.__bases__[0] if is_parametrized(module) else kind
+
+
 def _structure(model: nn.Module) -> dict[str, object]:
     """Per path: class, settings and tensor shapes. Equal for a model and its faithful rebuild.
 
@@ -240,6 +248,6 @@ def _structure(model: nn.Module) -> dict[str, object]:
         name = _layer_name(module)
         args = None if name is None else read_args(LAYERS[name], module)
         settings = args and {key: value for key, value in args.items() if key != "sparse"}
-        what = type(module) if name is None else (name, settings)
+        what = _class_of(module) if name is None else (name, settings)
         result[path] = (what, {slot.attribute: slot.shape for slot in own_slots(path, module)})
     return result

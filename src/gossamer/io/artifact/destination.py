@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gossamer.errors import ArtifactError, ResourceError
 from gossamer.io.artifact.beside import CARD_FILE
-from gossamer.io.artifact.manifest import parse_manifest
+from gossamer.io.artifact.manifest import Manifest
 from gossamer.io.safe_files.manifests import MANIFEST_FILE, read_manifest
 
 __all__ = [
@@ -64,7 +64,7 @@ def check_replaceable(target: Path) -> None:
     if MANIFEST_FILE not in found:
         raise ArtifactError(f"{target}: exists and is not a gossamer artifact. {advice}")
     try:
-        manifest = parse_manifest(read_manifest(target), str(target / MANIFEST_FILE))
+        manifest = Manifest.parse(read_manifest(target), str(target / MANIFEST_FILE))
     except (ArtifactError, FileNotFoundError) as error:
         raise ArtifactError(f"{error} {advice}") from error
     foreign = sorted(found - {MANIFEST_FILE, CARD_FILE, *manifest.files})

@@ -5,26 +5,15 @@ Nothing in it names code. Architectures, patterns, formats and dtypes are looked
 tables; a name that is not there is refused.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gossamer.errors import ArtifactError
-from gossamer.io.safe_files import MAX_DIM, MAX_DIMS, listed
+from gossamer.io.safe_files import MAX_DIM, MAX_DIMS
 from gossamer.io.safe_files.checks import FileName, Name
-from gossamer.io.safe_files.documents import canonical_json, pretty_json
-from gossamer.io.safe_files.manifests import (
-    MANIFEST_FILE,
-    FileEntry,
-    Sha256,
-    checked_content,
-    digest_of,
-)
+from gossamer.io.safe_files.manifests import FileEntry, Sha256, SignedData
 from gossamer.nn.layers import Mode
 from gossamer.nn.tokens import Phase, Soft
-
-FORMAT_NAME: Final = "gossamer-artifact"
-FORMAT_VERSION: Final = 1
 
 MAX_RECIPE = 2**20
 MAX_SLIM_BLOCKS = 10_000
@@ -265,46 +254,17 @@ ArchitectureNode = Annotated[
 ]
 
 
-class Manifest(_Data):
+class Manifest(SignedData):
     """Everything about an artifact except the bytes of its tensors."""
 
-    format: Literal["gossamer-artifact"] = FORMAT_NAME
-    version: Literal[1] = FORMAT_VERSION
+    ADVICE = "Upgrade gossamer, or save the model again."
+
+    format: Literal["gossamer-artifact"] = "gossamer-artifact"
+    version: Literal[1] = 1
     producer: ShortText
     kind: ArtifactKind
     files: dict[FileName, FileEntry]
     tensors: dict[Name, TensorEntry]
-    shared_modules: dict[Name, Name] = {}
+    shared_modules: dict[Name, Name] = Field(default_factory=dict)
     architecture: ArchitectureNode | None = None
     recipe: Annotated[str, Field(max_length=MAX_RECIPE)] | None = None
-
-
-def manifest_bytes(manifest: Manifest) -> bytes:
-    """The file's content: the manifest and a digest of its canonical JSON."""
-    content = manifest.model_dump(mode="json")
-    return pretty_json({**content, "digest": digest_of(content)})
-
-
-def parse_manifest(raw: bytes, where: str = MANIFEST_FILE) -> Manifest:
-    """The manifest behind `raw`, refused with all faults at once.
-
-    Order: size, JSON, format and version, digest, schema, names.
-    """
-    content = checked_content(
-        raw,
-        where,
-        (FORMAT_NAME, FORMAT_VERSION),
-        "artifact",
-        "Upgrade gossamer, or save the model again.",
-    )
-    try:
-        # From JSON and not from the dictionary: strict mode then accepts arrays for tuples.
-        return Manifest.model_validate_json(canonical_json(content))
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False, include_input=False)
-        lines = []
-        for fault in faults:
-            place = ".".join(ascii(part)[:80].strip("'") for part in fault["loc"])
-            lines.append(f"{place}: {ascii(fault['msg'][:300])[1:-1]}")
-        plural = "fault" if len(faults) == 1 else "faults"
-        raise ArtifactError(f"{where}: {len(faults)} {plural}:{listed(lines)}") from error

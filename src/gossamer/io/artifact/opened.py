@@ -18,9 +18,9 @@ import torch
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.agreement import check_agreement
 from gossamer.io.artifact.beside import BESIDE_FILES, COMPANIONS, CONFIG_FILE, beside_limit
-from gossamer.io.artifact.manifest import Manifest, parse_manifest
+from gossamer.io.artifact.manifest import Manifest
 from gossamer.io.safe_files.directories import AnyPath, find_directory
-from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.documents import parse_object
 from gossamer.io.safe_files.manifests import MANIFEST_FILE, open_regular, read_manifest
 from gossamer.io.safe_files.tensors import TensorHeader, check_hash, read_header, read_tensors
 
@@ -66,11 +66,7 @@ class OpenArtifact:
         """The verified content of config.json, None if there is none."""
         if CONFIG_FILE not in self.files:
             return None
-        where = str(self.path / CONFIG_FILE)
-        content = parse_json(self.document(CONFIG_FILE), where)
-        if not isinstance(content, dict):
-            raise ArtifactError(f"{where}: must be a JSON object.")
-        return content
+        return parse_object(self.document(CONFIG_FILE), str(self.path / CONFIG_FILE))
 
 
 def find_artifact(path: AnyPath) -> tuple[Path, bool]:
@@ -118,7 +114,7 @@ def open_artifact(path: AnyPath) -> Iterator[OpenArtifact]:
 def _open(folder: Path, stack: ExitStack) -> OpenArtifact:
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: expected a directory with {MANIFEST_FILE}.")
-    manifest = parse_manifest(read_manifest(folder), str(folder / MANIFEST_FILE))
+    manifest = Manifest.parse(read_manifest(folder), str(folder / MANIFEST_FILE))
     _check_files(folder, manifest)
     headers: dict[str, TensorHeader] = {}
     files = {

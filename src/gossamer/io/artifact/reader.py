@@ -55,6 +55,10 @@ def load_artifact(
         check_memory(memory_needed(manifest), artifact.num_bytes, max_bytes, where)
         target = unwrap(model) if model is not None else _skeleton(artifact)
         matched = check_fit(manifest, target, where, exact_dtypes=model is not None)
+        if model is None:
+            # Buffers that no file holds are computed, of sizes that config.json names.
+            needed = memory_needed(manifest) + _unsaved_bytes(target)
+            check_memory(needed, artifact.num_bytes, max_bytes, where)
         decoded = decode_all(manifest, artifact.read(), where)
         if model is None and isinstance(manifest.architecture, TransformersNode):
             target = _skeleton(artifact, device="cpu")
@@ -226,6 +230,16 @@ class Placement:
         device = slot.tensor.device if self._keeps(slot) else tensor.device
         trains = slot.tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
         return nn.Parameter(tensor.to(device), requires_grad=trains)
+
+
+def _unsaved_bytes(skeleton: nn.Module) -> int:
+    """Bytes of the buffers that are computed when a model is built."""
+    return sum(
+        tensor.nbytes
+        for module in skeleton.modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None and name in module._non_persistent_buffers_set
+    )
 
 
 def _without_compact(layer: nn.Module) -> nn.Module:

@@ -230,7 +230,7 @@ class SkeletonBuilder:
         if isinstance(node, ZooNode):
             if node.name not in ZOO:
                 raise _unknown(where, "zoo model", node.name, ZOO)
-            model = self._counted(lambda: ZOO[node.name](**node.args), where)  # type: ignore[arg-type]
+            model = self._counted(lambda: ZOO[node.name](**node.args), where)
             shrink(model, node.slim)
             return model
         if node.name in CONTAINERS:

@@ -29,8 +29,6 @@ from gossamer.io.artifact.manifest import (
     SparseEntry,
     TransformersNode,
     array_key,
-    manifest_bytes,
-    parse_manifest,
 )
 from gossamer.io.artifact.packing import (
     BYTES_PER_PIECE,
@@ -127,13 +125,13 @@ def save(
             for piece in shard:
                 own, entries[piece.name] = piece.pack(file)
                 arrays |= {array_key(piece.name, array): data for array, data in own.items()}
-            files[file] = _write(folder / file, arrays)
+            files[file] = write_file(folder / file, arrays)
         if kind == "dense" and len(shards) > 1:
             where = {name: entry.file for name, entry in entries.items() if entry.kind == "dense"}
             index = {"metadata": {"total_size": needed}, "weight_map": where}
             documents[INDEX_FILE] = pretty_json(index)
         for file, raw in documents.items():
-            files[file] = _write(folder / file, raw)
+            files[file] = write_file(folder / file, raw)
         manifest = Manifest(
             producer=producer(),
             kind=kind,
@@ -145,9 +143,9 @@ def save(
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
         write_file(folder / CARD_FILE, text.encode())
-        raw = manifest_bytes(manifest)
+        raw = manifest.to_bytes()
         # Read back before anything is replaced: a manifest over the limits would be lost data.
-        parse_manifest(raw)
+        Manifest.parse(raw)
         write_file(folder / MANIFEST_FILE, raw)
     return Path(path)
 
@@ -163,11 +161,6 @@ def _documents(
         except (TypeError, ValueError) as error:
             raise InputError(f"report: cannot be written as JSON ({error}).") from error
     return documents
-
-
-def _write(path: Path, content: bytes | Arrays) -> FileEntry:
-    file = write_file(path, content)
-    return FileEntry(size=file.size, sha256=file.sha256)
 
 
 def _shard_name(kind: ArtifactKind, number: int, total: int) -> str:

@@ -10,20 +10,15 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError
-from gossamer.io.huggingface.transformers_models import (
-    CONFIG_FILE,
-    build_transformers,
-    import_transformers,
-    make_config,
-    model_type_of,
-    quiet_transformers,
-)
+from gossamer.io.huggingface.auto_tables import known_class
+from gossamer.io.huggingface.configurations import CONFIG_FILE, make_config
+from gossamer.io.huggingface.quiet import quiet_transformers
+from gossamer.io.huggingface.transformers_models import build_transformers
 from gossamer.io.pruners.compressed_tensors import expand_bitmasks
 from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_tensors_of
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
 from gossamer.io.safe_files.checks import check_memory
-from gossamer.io.safe_files.documents import parse_json
-from gossamer.named_files import is_inside, read_inside
+from gossamer.io.safe_files.documents import read_object
+from gossamer.named_files import is_inside
 from gossamer.nn.surgery.matrix_layers import conv1d_to_linear
 
 # Layers a config.json may ask for where no file says how many tensors there are.
@@ -58,7 +53,7 @@ def load_pretrained(
     where = str(folder)
     config = _read_config(folder)
     name = architecture or _architecture_of(config, folder)
-    model_type_of(name, config, where)
+    known_class(name, config, where)
     tensors = read_tensors_of(folder)
     masks = expand_bitmasks(tensors, config, where, max_bytes=max_bytes)
     masks |= fold_pruned(tensors, where)
@@ -82,27 +77,26 @@ def from_tensors(
     *,
     max_bytes: int | None = None,
 ) -> nn.Module:
-    """The class `name` of the table with exactly these weights, in eval mode.
+    """The class `name` of transformers with exactly these weights, in eval mode.
 
     Args:
-        name: a class of `TRANSFORMERS_CLASSES`.
+        name: a class of the auto tables of transformers.
         config: the content of config.json.
         tensors: every weight by its name in a state dict.
         where: what they come from, for messages.
         max_bytes: refuse models that need more memory; default: what is available.
     """
-    model_type = model_type_of(name, config, where)
+    known = known_class(name, config, where)
     skeleton = build_transformers(name, config, max_tensors=10 * len(tensors) + 100)
     needed = sum(tensor.nbytes for tensor in (*skeleton.parameters(), *skeleton.buffers()))
     check_memory(needed, sum(tensor.nbytes for tensor in tensors.values()), max_bytes, where)
     _check_weights(tensors, skeleton, name, where)
     # transformers gives a model one dtype; the widest loses nothing.
     floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    kind = getattr(import_transformers(), name)
     with quiet_transformers():
-        model, info = kind.from_pretrained(
+        model, info = known.model.from_pretrained(
             None,
-            config=make_config(model_type, config, len(tensors)),
+            config=make_config(known, config, len(tensors)),
             state_dict=tensors,
             dtype=reduce(torch.promote_types, floats or {torch.float32}),
             output_loading_info=True,
@@ -113,13 +107,9 @@ def from_tensors(
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    where = str(folder / CONFIG_FILE)
     if not is_inside(folder, CONFIG_FILE):
         raise ArtifactError(f"{folder}: has no {CONFIG_FILE}, so the model cannot be built.")
-    content = parse_json(read_inside(folder, CONFIG_FILE, MAX_MANIFEST_BYTES), where)
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{where}: must be a JSON object.")
-    return content
+    return read_object(folder, CONFIG_FILE)
 
 
 def _architecture_of(config: dict[str, Any], folder: Path) -> str:

@@ -3,7 +3,8 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import nn
 
 from gossamer.errors import GossamerError, InputError
 from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.layers.tables import table_of
+from gossamer.nn.layers.tables.plain import PlainTable
+from gossamer.nn.surgery import replace_module
 
 
 def export_onnx(
@@ -21,17 +25,20 @@ def export_onnx(
     *,
     output: str | int = 0,
     dynamic: Sequence[str] = (),
+    batched: Sequence[str] = (),
 ) -> Path:
     """Write one ONNX file that computes one output of `model`.
 
     Args:
-        model: made of dense layers; a slim model is. It is exported in eval mode.
+        model: made of dense layers; a slim model is. It is exported in eval mode. Packed tables
+            stay codes in the file, which takes rows of them apart with plain operators.
         inputs: example tensors by the names of the model's arguments.
         path: the file.
         output: name or place of the tensor in what the model returns; a model that returns a
             tensor has that one only.
         dynamic: names of inputs whose first two dimensions (batch, tokens) may vary; none: the
             file is for the shapes of `inputs`.
+        batched: names of inputs whose first dimension alone (batch) may vary.
 
     Returns:
         The file.
@@ -45,9 +52,10 @@ def export_onnx(
             f"{name}: is a {type(module).__name__}; ONNX has no sparse layers. Call to_dense()"
             " on it first, which stores its zeros."
         )
-    unknown = sorted(set(dynamic) - set(inputs))
-    if unknown:
-        raise InputError(f"dynamic: {unknown} are not among the inputs {sorted(inputs)}.")
+    for option, names in (("dynamic", dynamic), ("batched", batched)):
+        unknown = sorted(set(names) - set(inputs))
+        if unknown:
+            raise InputError(f"{option}: {unknown} are not among the inputs {sorted(inputs)}.")
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -55,10 +63,12 @@ def export_onnx(
         raise InputError("ONNX export needs two packages: pip install onnx onnxscript.") from error
     wrapper = _OneOutput(model, tuple(inputs), output)
     batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
-    shapes = tuple({0: batch, 1: tokens} if name in dynamic else None for name in inputs)
+    varied = {name: {0: batch} for name in batched}
+    varied |= {name: {0: batch, 1: tokens} for name in dynamic}
+    shapes = tuple(varied.get(name) for name in inputs)
     training = {module: module.training for module in model.modules()}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _plain_tables(wrapper):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 wrapper.eval(),
@@ -66,7 +76,7 @@ def export_onnx(
                 os.fspath(path),
                 input_names=list(inputs),
                 output_names=["output"],
-                dynamic_shapes=(shapes,) if dynamic else None,
+                dynamic_shapes=(shapes,) if varied else None,
                 dynamo=True,
                 external_data=False,
                 verbose=False,
@@ -79,6 +89,26 @@ def export_onnx(
         for module, mode in training.items():
             module.training = mode
     return Path(path)
+
+
+@contextmanager
+def _plain_tables(model: nn.Module) -> Iterator[None]:
+    """Tables in operators that exporters know; afterwards the same layers as before."""
+    tables = [(name, table_of(module)) for name, module in model.named_modules()]
+    swapped: list[tuple[nn.Module, nn.Module]] = []
+    try:
+        for name, table in tables:
+            if table is not None:
+                try:
+                    plain = PlainTable(table)
+                except InputError as error:
+                    raise InputError(f"{name.removeprefix('model.')}: {error}") from error
+                replace_module(model, table, plain)
+                swapped.append((plain, table))
+        yield
+    finally:
+        for new, old in swapped:
+            replace_module(model, new, old)
 
 
 class _OneOutput(nn.Module):

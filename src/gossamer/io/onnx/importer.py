@@ -1,19 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders and CNNs in ONNX files as torch modules whose layers can be pruned and compiled."""
+"""Encoders and CNNs in ONNX files as torch modules whose layers can be pruned and compiled.
+
+A graph becomes smaller without changing what it computes: constants, copies, equal nodes. Layers
+and constants get names that people can read and torch accepts.
+"""
 
 import os
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gossamer.errors import ArtifactError, InputError
+import torch
+from torch import nn
+
+from gossamer.errors import ArtifactError, GossamerError, InputError
 from gossamer.io.onnx.file import read_onnx
-from gossamer.io.onnx.folding import simplify
 from gossamer.io.onnx.graph import Node, OnnxGraph
 from gossamer.io.onnx.layers import make_layers
-from gossamer.io.onnx.names import constant_keys, layer_paths
-from gossamer.io.onnx.patterns import find_attention, find_gelus, find_layer_norms, fold_batch_norms
-from gossamer.io.onnx.quantised import find_integer_products, join_pairs
+from gossamer.io.onnx.patterns import (
+    find_attention,
+    find_gelus,
+    find_integer_products,
+    find_layer_norms,
+    fold_batch_norms,
+    join_pairs,
+)
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, Step, StoredScales
+from gossamer.nn.operator_graph.operators import OPERATORS, largest_result
+
+# Elements that may be made of constants beyond what the file holds: masks and position tables.
+_BUDGET = 2**24
+_KEEP_NAME = [
+    "Cast",
+    "DequantizeLinear",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+]
+
+
+def simplify(graph: OnnxGraph) -> None:
+    """Drop copies, fold constants, compute equal nodes once."""
+    for node in graph.nodes("Identity", "Dropout"):
+        if len(node.inputs) < 3:
+            graph.remove(node)
+            graph.alias(node.outputs[0], node.inputs[0])
+    _fold_constants(graph)
+    _merge_equal(graph)
+
+
+@torch.no_grad()
+def _fold_constants(graph: OnnxGraph) -> None:
+    left = _BUDGET + 4 * sum(tensor.numel() for tensor in graph.constants.values())
+    for node in graph.nodes():
+        if node.layer is not None or not all(v in graph.constants for v in node.inputs if v):
+            continue
+        given = [graph.constants.get(value) for value in node.inputs]
+        try:
+            tensors = [tensor for tensor in given if tensor is not None]
+            size = largest_result(node.operator, tensors, node.number("axis", 0))
+            if size is None or size > left:
+                continue
+            made = OPERATORS[node.operator].function(*given, **node.attributes)
+        except (GossamerError, RuntimeError, IndexError, TypeError, ValueError) as error:
+            raise ArtifactError(
+                f"{graph.where}: {node} cannot be computed from its constants: {error}"
+            ) from error
+        left -= size
+        results = [made] if isinstance(made, torch.Tensor) else list(made)
+        graph.remove(node)
+        graph.constants |= zip(node.outputs, results, strict=False)
+        if node.operator in _KEEP_NAME:
+            (value, *_), (source, *others) = node.outputs, node.inputs
+            graph.origins[value] = graph.origins.get(source, source)
+            if node.operator == "DequantizeLinear":
+                graph.scales[value] = graph.constants[others[0]]
+            elif source in graph.scales:
+                graph.scales[value] = graph.scales[source]
+
+
+def _merge_equal(graph: OnnxGraph) -> None:
+    """One node for all that compute the same from the same values."""
+    seen: dict[object, Node] = {}
+    for node in graph.nodes():
+        key = (node.operator, tuple(node.inputs), tuple(sorted(node.attributes.items())))
+        first = seen.setdefault(key, node)
+        if first is not node and len(first.outputs) == len(node.outputs):
+            graph.remove(node)
+            for mine, other in zip(node.outputs, first.outputs, strict=True):
+                graph.alias(mine, other)
 
 
 def load_onnx(
@@ -98,3 +176,67 @@ def _scales(graph: OnnxGraph, path_of: dict[Node, str]) -> dict[str, StoredScale
         zero = None if zero is None else int(zero)
         found[path_of[node]] = StoredScales(weight.reshape(-1), scale, zero)
     return found
+
+
+_PARAMETER = re.compile(r"^(?P<layer>.+?)\.(?P<name>weight|bias|gamma|beta)(?:_[a-z0-9_]+)?$")
+# What exporters call values that had no name: they say nothing.
+_NAMELESS = re.compile(r"^(?:onnx::.*|val_\d+|_?\d+|.*_output_\d+|'.*|)$")
+_MAX_KEY = 100
+_MAX_PATH = 200
+
+
+def layer_paths(candidates: Sequence[str]) -> list[str]:
+    """One path per layer, all different and none inside of another.
+
+    Args:
+        candidates: per layer, what it might be called, best first, one per line: names of
+            parameters, then the name of the node.
+    """
+    wanted = [_path(lines.split("\n")) for lines in candidates]
+    inner = {path[: dot.start()] for path in wanted for dot in re.finditer(r"\.", path)}
+    taken = set(inner)
+    # A name that is the folder of another layer moves into that folder.
+    return [_free(f"{path}.layer" if path in inner else path, path, taken) for path in wanted]
+
+
+def constant_keys(names: Sequence[str]) -> list[str]:
+    """One attribute name per constant, all different."""
+    taken: set[str] = set()
+    bases = ["value" if _NAMELESS.match(name) else _key(name) for name in names]
+    return [_free(base, base, taken) for base in bases]
+
+
+def _free(name: str, base: str, taken: set[str]) -> str:
+    """`name`, or `base` with the first number that nobody has taken; it is taken from then on."""
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
+
+
+def _path(lines: list[str]) -> str:
+    *parameters, node = lines
+    for name in parameters:
+        found = _PARAMETER.match(name)
+        if found is not None and not _NAMELESS.match(name):
+            return _clean(found["layer"].split("."))
+    parts = [part for part in re.split(r"[/.]", node) if part]
+    # The last part of a node's name is its operator: /encoder/query/MatMul.
+    if node.startswith("/") and len(parts) > 1:
+        parts.pop()
+    return _clean(parts)
+
+
+def _clean(parts: list[str]) -> str:
+    keys = [_key(part) for part in parts] or ["layer"]
+    if keys[0] == GraphModule.CONSTANTS:
+        keys[0] += "_"
+    path = ".".join(keys)
+    return path if len(path) <= _MAX_PATH else keys[-1]
+
+
+def _key(part: str) -> str:
+    key = re.sub(r"[^A-Za-z0-9_]+", "_", part)[:_MAX_KEY].strip("_") or "layer"
+    return f"{key}_" if hasattr(nn.Module, key) or key == "training" else key

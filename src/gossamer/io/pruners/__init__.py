@@ -10,12 +10,12 @@ what to do about it. `plain_checkpoint` reads ordinary files, `compressed_tensor
 from gossamer.io.pruners.dense_checkpoint import (
     AdoptedLayer,
     DetectedMask,
+    adopt_pruned,
     adopt_zeros,
     adoption_text,
     read_dense_checkpoint,
 )
 from gossamer.io.pruners.foreign_file import describe_foreign
-from gossamer.io.pruners.pruned_layers import adopt_pruned
 
 __all__ = [
     "AdoptedLayer",

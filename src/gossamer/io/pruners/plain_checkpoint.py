@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
 from gossamer.io.safe_files.checks import check_file_name, check_memory, check_name
 from gossamer.io.safe_files.directories import AnyPath
-from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.documents import read_object
 from gossamer.io.safe_files.tensors import read_header, read_tensors
-from gossamer.named_files import is_inside, open_inside, open_named, read_inside, size_of
+from gossamer.named_files import is_inside, open_inside, open_named, size_of
 from gossamer.nn.forms import is_ordinary, mask_in
 from gossamer.nn.surgery import disable_fast_paths
 from gossamer.patterns import detect_pattern
@@ -143,8 +142,7 @@ def _files_of(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     """The files of a checkpoint directory and, if it is sharded, which tensor is where."""
     if is_inside(folder, INDEX_FILE):
         index = str(folder / INDEX_FILE)
-        content = parse_json(read_inside(folder, INDEX_FILE, MAX_MANIFEST_BYTES), index)
-        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        weight_map = read_object(folder, INDEX_FILE).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ArtifactError(f"{index}: has no weight_map.")
         for name, file in weight_map.items():

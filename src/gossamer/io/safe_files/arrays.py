@@ -21,7 +21,7 @@ from gossamer.io.safe_files import MAX_DIMS
 from gossamer.io.safe_files.checks import available_bytes
 from gossamer.named_files import open_named, size_of
 
-__all__ = ["FREE_BYTES", "MAX_GROWTH", "ArrayHeader", "open_arrays"]
+__all__ = ["FREE_BYTES", "MAX_GROWTH", "ArrayFile", "ArrayHeader", "open_arrays"]
 
 # Arrays up to this size may be packed as densely as they like; larger ones are bounded.
 FREE_BYTES = 256 * 2**20

@@ -186,13 +186,18 @@ def _explain(error: OSError, target: Path, needed_bytes: int) -> ResourceError:
 
 
 @contextmanager
-def exclusive_lock(target: Path) -> Iterator[None]:
-    """Hold `.<name>.lock` beside `target`, or refuse at once if someone else does."""
+def exclusive_lock(target: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold `.<name>.lock` beside `target`.
+
+    Args:
+        target: a file or a folder, which need not be there.
+        wait: until nobody else holds it; False refuses at once if someone does.
+    """
     if sys.platform == "win32":
         yield
         return
     path = target.with_name(f".{target.name}.lock")
-    descriptor = _acquire(path, target)
+    descriptor = _acquire(path, target, 0 if wait else fcntl.LOCK_NB)
     try:
         yield
     finally:
@@ -202,11 +207,11 @@ def exclusive_lock(target: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _acquire(path: Path, target: Path) -> int:
+def _acquire(path: Path, target: Path, patience: int) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | patience)
         except BlockingIOError:
             os.close(descriptor)
             raise ResourceError(

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from itertools import chain
+from pathlib import Path
 from typing import Any, NoReturn
 
 from gossamer.errors import ArtifactError, GossamerError, InputError
@@ -19,8 +20,17 @@ from gossamer.io.safe_files import (
     MAX_LINE_VALUES,
     MAX_MANIFEST_BYTES,
 )
+from gossamer.named_files import read_inside
 
-__all__ = ["canonical_json", "decode_text", "parse_json", "parse_json_line", "pretty_json"]
+__all__ = [
+    "canonical_json",
+    "decode_text",
+    "parse_json",
+    "parse_json_line",
+    "parse_object",
+    "pretty_json",
+    "read_object",
+]
 
 # The mark of UTF-32 begins with that of UTF-16, so it is looked for first.
 _OTHERS = (
@@ -106,6 +116,19 @@ def parse_json(
     except (ValueError, RecursionError) as fault:
         raise error(f"{where}: not valid JSON ({str(fault)[:200]}).") from fault
     return value
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    """The JSON object behind `raw`, or ArtifactError."""
+    content = parse_json(raw, where)
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{where}: must be a JSON object.")
+    return content
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file of a named directory, or ArtifactError."""
+    return parse_object(read_inside(folder, name, MAX_MANIFEST_BYTES), str(folder / name))
 
 
 def parse_json_line(line: str, where: str) -> Any:

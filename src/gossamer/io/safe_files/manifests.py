@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories with a manifest, which lists their files and has a digest: artifacts, checkpoints.
 
-`read_manifest` gives its bytes and `checked_content` what they say, once version and digest
-(`digest_of`) are right. A `FileEntry` is what is known of a file, `open_regular` opens one that is
-neither link nor device, and `producer` says who writes.
+`read_manifest` gives its bytes and `SignedData.parse` what they say, once version and digest are
+right. A `FileEntry` is what is known of a file, `open_regular` opens one that is neither link nor
+device, and `producer` says who writes.
 """
 
 import hashlib
@@ -11,20 +11,20 @@ import os
 import stat
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
 from gossamer.errors import ArtifactError
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES, MAX_TENSOR_BYTES
-from gossamer.io.safe_files.documents import canonical_json, parse_json
+from gossamer.io.safe_files import MAX_MANIFEST_BYTES, MAX_TENSOR_BYTES, listed
+from gossamer.io.safe_files.documents import canonical_json, parse_json, pretty_json
 
 __all__ = [
     "MANIFEST_FILE",
     "FileEntry",
     "Sha256",
-    "checked_content",
-    "digest_of",
+    "SignedData",
     "open_regular",
     "producer",
     "read_manifest",
@@ -52,37 +52,57 @@ def digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
-def checked_content(
-    raw: bytes, where: str, form: tuple[str, int], kind: str, advice: str
-) -> dict[str, Any]:
-    """The content of a manifest of any kind without its digest; size, JSON, version, digest.
+class SignedData(BaseModel):
+    """A manifest: data that says its format and version, in a file with a digest of it."""
 
-    Args:
-        raw: the file.
-        where: its name.
-        form: expected format name and version.
-        kind: what it is the manifest of, for errors.
-        advice: what to do about another version.
-    """
-    name, known = form
-    if not raw.isascii():
-        raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
-    content = parse_json(raw, where)
-    if not isinstance(content, dict) or content.get("format") != name:
-        raise ArtifactError(
-            f"{where}: is not the manifest of a gossamer {kind} (no format {name!r})."
-        )
-    version = content.get("version")
-    if version != known or isinstance(version, bool):
-        raise ArtifactError(
-            f"{where}: {kind} version {ascii(version)[:40]} is not known; this gossamer reads"
-            f" version {known}. {advice}"
-        )
-    if content.pop("digest", None) != digest_of(content):
-        raise ArtifactError(
-            f"{where}: its content does not match its own digest; the file was damaged or edited."
-        )
-    return content
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    ADVICE: ClassVar[str] = "Upgrade gossamer."
+
+    format: str
+    version: int
+
+    def to_bytes(self) -> bytes:
+        """The file's content: the data and a digest of its canonical JSON."""
+        content = self.model_dump(mode="json")
+        return pretty_json({**content, "digest": digest_of(content)})
+
+    @classmethod
+    def parse(cls, raw: bytes, where: str = MANIFEST_FILE) -> Self:
+        """The manifest behind `raw`, refused with all faults of its schema at once.
+
+        Order: size, JSON, format and version, digest, schema, names.
+        """
+        name, known = (cls.model_fields[field].default for field in ("format", "version"))
+        kind = name.removeprefix("gossamer-")
+        if not raw.isascii():
+            raise ArtifactError(f"{where}: has bytes that are not ASCII; the file is damaged.")
+        content = parse_json(raw, where)
+        if not isinstance(content, dict) or content.get("format") != name:
+            raise ArtifactError(
+                f"{where}: is not the manifest of a gossamer {kind} (no format {name!r})."
+            )
+        version = content.get("version")
+        if version != known or isinstance(version, bool):
+            raise ArtifactError(
+                f"{where}: {kind} version {ascii(version)[:40]} is not known; this gossamer reads"
+                f" version {known}. {cls.ADVICE}"
+            )
+        if content.pop("digest", None) != digest_of(content):
+            raise ArtifactError(
+                f"{where}: its content does not match its own digest; the file was damaged or"
+                " edited."
+            )
+        try:
+            # From JSON and not from the dictionary: strict mode then accepts arrays for tuples.
+            return cls.model_validate_json(canonical_json(content))
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            lines = []
+            for fault in faults:
+                place = ".".join(ascii(part)[:80].strip("'") for part in fault["loc"])
+                lines.append(f"{place}: {ascii(fault['msg'][:300])[1:-1]}")
+            plural = "fault" if len(faults) == 1 else "faults"
+            raise ArtifactError(f"{where}: {len(faults)} {plural}:{listed(lines)}") from error
 
 
 def open_regular(path: Path, size: int | None) -> BinaryIO:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import torch
@@ -18,6 +18,7 @@ from gossamer.io.safe_files import MAX_HEADER_BYTES, MAX_TENSORS_PER_FILE
 from gossamer.io.safe_files.checks import check_name, checked_bytes
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.dtypes import DTYPE_CODES, DTYPES, dtype_name
+from gossamer.io.safe_files.manifests import FileEntry
 
 __all__ = [
     "StoredTensor",
@@ -219,44 +220,27 @@ def check_hash(found: str, expected: str, where: str) -> None:
         )
 
 
-def write_file(
-    path: os.PathLike[str], content: bytes | Mapping[str, torch.Tensor]
-) -> "HashingFile":
-    """Write a new file of bytes or of tensors; gives its size and hash."""
-    with HashingFile(path) as file:
+def write_file(path: os.PathLike[str], content: bytes | Mapping[str, torch.Tensor]) -> FileEntry:
+    """Write a new file of bytes or of tensors, on disk afterwards; gives its size and hash."""
+    with open(path, "xb") as file:  # noqa: PTH123
+        hashing = HashingFile(file)
         if isinstance(content, bytes):
-            file.write(content)
+            hashing.write(content)
         else:
-            write_tensors(file.write, content)
-    return file
+            write_tensors(hashing.write, content)
+        file.flush()
+        os.fsync(file.fileno())
+        return FileEntry(size=file.tell(), sha256=hashing.hasher.hexdigest())
 
 
+@dataclass(frozen=True)
 class HashingFile:
-    """A new file that counts and hashes what is written and is on disk when it is closed."""
+    """A file that hashes what is written."""
 
-    def __init__(self, path: os.PathLike[str]) -> None:
-        self._file = open(path, "xb")  # noqa: SIM115, PTH123 - closed by __exit__
-        self._hasher = hashlib.sha256()
-        self.size = 0
+    file: BinaryIO
+    hasher: Any = field(default_factory=hashlib.sha256)
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data`."""
-        self._file.write(data)
-        self._hasher.update(data)
-        self.size += len(data)
-
-    @property
-    def sha256(self) -> str:
-        """Hex digest of everything written so far."""
-        return self._hasher.hexdigest()
-
-    def __enter__(self) -> "HashingFile":
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
+        self.file.write(data)
+        self.hasher.update(data)

@@ -132,7 +132,7 @@ class PositionFacts:
 
 @dataclass(frozen=True)
 class ClassNames:
-    """Classes of transformers, the only ones that a file can ask for.
+    """Classes of transformers that more is known about; files may ask for others, too.
 
     Attributes:
         model_type: what config.json calls the family.

@@ -7,7 +7,12 @@ operator computes stands in `operators`. ONNX files become such models (`gossame
 artifacts store them; see README.md.
 """
 
-from gossamer.nn.operator_graph.module import GraphModule, StoredScales
-from gossamer.nn.operator_graph.plan import OperatorPlan, PlanInput, Step
+from gossamer.nn.operator_graph.module import (
+    GraphModule,
+    OperatorPlan,
+    PlanInput,
+    Step,
+    StoredScales,
+)
 
 __all__ = ["GraphModule", "OperatorPlan", "PlanInput", "Step", "StoredScales"]

@@ -3,6 +3,8 @@
 
 A model can hold most of its weights in experts, recurrent layers or tables that no mask reaches.
 Its pruned layers then say little about the model, so reports name the rest, by reason and share.
+Which layers can have a mask, and which of them are left alone unless they are named, stands here,
+too.
 """
 
 import re
@@ -12,8 +14,48 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from gossamer.nn.layer_kinds import KINDS, sparse_layers
+from gossamer.nn.layer_weights import holders_of
 from gossamer.nn.layers import CompactWeight, MaskedWeight
-from gossamer.nn.prunable.layers import EMBEDDINGS, PRUNABLE, has_own_forward, is_head
+from gossamer.nn.layers.tables import TableLayer
+
+_MASKED_KINDS = tuple(kind for kind in KINDS.values() if kind.has_masks)
+PRUNABLE = tuple(stock for kind in _MASKED_KINDS for stock in kind.stock)
+HEAD_NAMES = frozenset({"lm_head", "head", "classifier"})
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TableLayer)
+
+_KNOWN_FORWARDS = {known.forward for kind in _MASKED_KINDS for known in (*kind.stock, kind.masked)}
+
+
+def why_not_prunable(module: nn.Module) -> str | None:
+    """Why a Linear or Conv2d cannot be masked; None if it can."""
+    if isinstance(module, CompactWeight):
+        return "it is compact, its mask is fixed; use remap(mask) or to_dense()"
+    if not isinstance(module, PRUNABLE):
+        titles = " nor ".join(kind.title for kind in _MASKED_KINDS)
+        return f"{type(module).__name__} is neither {titles}"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return (
+            "its weight is computed (parametrization, weight_norm, torch.nn.utils.prune); make it"
+            " permanent, or call gossamer.io.adopt_pruned(model) where torch.nn.utils.prune did it"
+        )
+    if isinstance(weight, UninitializedParameter):
+        return "its weight is not initialised yet; run the model once"
+    if has_own_forward(module):
+        return f"{type(module).__name__} has a forward of its own, which a mask would bypass"
+    return None
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a Linear or Conv2d computes something else than its class does in torch."""
+    return type(module).forward not in _KNOWN_FORWARDS or "forward" in module.__dict__
+
+
+def is_head(name: str) -> bool:
+    """Whether the last part of a dotted name says that the layer gives the model's answer."""
+    return name.rsplit(".", 1)[-1] in HEAD_NAMES
+
 
 # Smaller parts are in the data of a report, not on its lines.
 _WORTH_A_LINE = 0.001
@@ -27,8 +69,6 @@ _COMPUTED = (
     " be pruned"
 )
 _ATTENTION = "q, k and v of MultiheadAttention, which are no layers and cannot be pruned"
-
-Holders = dict[nn.Parameter, list[tuple[str, str, nn.Module]]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +106,11 @@ def left_dense(
         model: masked, compact or compiled.
         packed: weights of a layer that is pruned in a form of its own; None for other modules.
     """
-    holders = _holders(model)
+    holders = {
+        param: places
+        for param, places in holders_of(model).items()
+        if not isinstance(param, UninitializedParameter)
+    }
     pruned, total = set(), sum(param.numel() for param in holders)
     for module in model.modules():
         count = packed(module)
@@ -84,9 +128,10 @@ def left_dense(
     groups: dict[str, dict[str, int]] = {}
     for param, places in holders.items():
         if param.ndim >= 2 and param.numel() and param not in pruned:
-            owner, key, _ = places[0]
+            owner, module = places[0]
+            key = next(key for key, held in module._parameters.items() if held is param)
             name = f"{owner}.{key}" if owner else key
-            groups.setdefault(_reason(param, places), {})[name] = param.numel()
+            groups.setdefault(_reason(param, places, key), {})[name] = param.numel()
     rows = [
         LeftDense(reason, (weights := sum(found.values())) / max(1, total), weights, list(found))
         for reason, found in groups.items()
@@ -99,19 +144,10 @@ def left_lines(rows: Sequence[LeftDense]) -> list[str]:
     return [str(row) for row in rows if row.share >= _WORTH_A_LINE]
 
 
-def _holders(model: nn.Module) -> Holders:
-    holders: Holders = {}
-    for name, module in model.named_modules():
-        for key, param in module._parameters.items():
-            if param is not None and not isinstance(param, UninitializedParameter):
-                holders.setdefault(param, []).append((name, key, module))
-    return holders
-
-
-def _reason(param: nn.Parameter, places: list[tuple[str, str, nn.Module]]) -> str:
-    if any(isinstance(module, EMBEDDINGS) for _, _, module in places):
+def _reason(param: nn.Parameter, places: list[tuple[str, nn.Module]], key: str) -> str:
+    if any(isinstance(module, EMBEDDINGS) for _, module in places):
         return _TIED if len(places) > 1 else _EMBEDDINGS
-    name, key, module = places[0]
+    name, module = places[0]
     kind = type(module).__name__
     if isinstance(module, nn.MultiheadAttention):
         return _ATTENTION
@@ -124,3 +160,21 @@ def _reason(param: nn.Parameter, places: list[tuple[str, str, nn.Module]]) -> st
     if param.ndim > 2 and not type(module).__module__.startswith("torch.nn."):
         return f"{param.ndim}-D parameters of {kind}, which cannot be pruned"
     return f"{kind}, which cannot be pruned"
+
+
+def active_parameters(model: nn.Module) -> int:
+    """Weights that are multiplied with every token: kept ones, without tables that are looked up.
+
+    A table that is tied to a head counts once, as the head.
+    """
+    tables: set[int] = set()
+    others: set[int] = set()
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        (tables if isinstance(module, EMBEDDINGS) else others).add(id(weight))
+    kept = {id(layer.trained()): layer.nnz for _, layer in sparse_layers(model)}
+    return sum(
+        kept.get(id(param), param.numel())
+        for param in model.parameters()
+        if id(param) not in tables - others
+    )

@@ -22,6 +22,7 @@ Rounding = Literal["int8", "int4", "int4_offset", "bf16"]
 ROUNDINGS: tuple[Rounding, ...] = ("int8", "int4", "int4_offset", "bf16")
 # Rows of a table are looked up, not multiplied: short spans cost bytes only.
 _TABLE_SPAN = 32
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def can_round(layer: nn.Module) -> bool:
@@ -29,13 +30,13 @@ def can_round(layer: nn.Module) -> bool:
     return isinstance(layer, MaskedWeight | CompactWeight) or type(layer) in (
         nn.Linear,
         nn.Conv2d,
-        nn.Embedding,
+        *_TABLES,
     )
 
 
 @torch.no_grad()
 def round_layer(layer: nn.Module, to: Rounding) -> None:
-    """Put the weight of a Linear, Conv2d or Embedding on the grid of `to`, in place.
+    """Put the weight of a Linear, Conv2d or table on the grid of `to`, in place.
 
     Raises:
         InputError: another layer, a weight that is not float32, or not finite; "int4_offset" or
@@ -55,7 +56,7 @@ def round_layer(layer: nn.Module, to: Rounding) -> None:
             " are in bf16. Use int8, or layer.to(torch.bfloat16)."
         )
     if not can_round(layer):
-        raise InputError(f"rounding: a {type(layer).__name__} is no Linear, Conv2d or Embedding.")
+        raise InputError(f"rounding: a {type(layer).__name__} is no Linear, Conv2d or table.")
     if isinstance(layer, CompactWeight):
         layer.take_back_values()
     elif layer._parameters["weight"] is None:
@@ -82,7 +83,7 @@ def _grid(layer: nn.Module, weight: torch.Tensor, to: Rounding) -> Grid:
         return row_grid(num_columns)
     if to == "int4_offset":
         return offsets_grid()
-    if isinstance(layer, nn.Embedding):
+    if isinstance(layer, _TABLES):
         return Grid(4, _TABLE_SPAN)
     # `compile` packs an ordinary layer by its exact zeros, if they are many.
     return int4_grid(num_columns, density_of(layer))

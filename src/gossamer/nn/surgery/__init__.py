@@ -6,8 +6,14 @@ fixes masks, `slimming` cuts units out. Work in `unchanged_on_error` leaves the 
 it fails.
 """
 
-from gossamer.nn.surgery.fastpath import READ_BY_ATTENTION, attention_outputs, disable_fast_paths
-from gossamer.nn.surgery.replace import inherit_hooks, replace_module, submodule_at
+from gossamer.nn.surgery.replace import (
+    READ_BY_ATTENTION,
+    attention_outputs,
+    disable_fast_paths,
+    inherit_hooks,
+    replace_module,
+    submodule_at,
+)
 from gossamer.nn.surgery.unchanged import unchanged_on_error
 
 __all__ = [

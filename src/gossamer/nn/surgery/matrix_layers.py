@@ -3,7 +3,8 @@
 
 transformers' Conv1D of GPT-2 stores [in, out]. Rows and columns here are always those of [out, in].
 A Linear in the place of a Conv1D computes the same, and everything that masks, packs or runs
-Linears can have it.
+Linears can have it. So it does in the place of Falcon's own Linear, which rounds in half precision
+before it adds its bias.
 """
 
 import torch
@@ -16,6 +17,7 @@ __all__ = [
     "BiasOnly",
     "conv1d_paths",
     "conv1d_to_linear",
+    "has_other_linears",
     "is_matrix_layer",
     "matrix_of",
     "set_matrix",
@@ -56,6 +58,13 @@ def stores_transposed(layer: nn.Module) -> bool:
     return kind.__qualname__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
+def _is_linear_by_another_name(layer: nn.Module) -> bool:
+    """Whether the layer is one that a Linear can stand for: Conv1D, or Falcon's own Linear."""
+    kind = type(layer)
+    own = kind.__qualname__ == "FalconLinear" and kind.__module__.startswith("transformers.")
+    return own or stores_transposed(layer)
+
+
 def is_matrix_layer(layer: nn.Module) -> bool:
     """Whether rows and columns of the layer can be cut: nn.Linear itself, or Conv1D."""
     return type(layer) in (nn.Linear, BiasOnly) or stores_transposed(layer)
@@ -82,12 +91,13 @@ def set_matrix(layer: nn.Module, matrix_RK: torch.Tensor) -> None:
 def conv1d_to_linear(model: nn.Module) -> nn.Module:
     """Replace every Conv1D of transformers inside `model` by a Linear, and give `model` back.
 
+    Falcon's own Linear is replaced, too.
     Hooks are taken over. Optimizers that were made before hold the old weights.
     """
     made: dict[nn.Module, nn.Linear] = {}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child is not None and stores_transposed(child):
+            if child is not None and _is_linear_by_another_name(child):
                 if child not in made:
                     made[child] = _linear(child)
                 parent._modules[name] = made[child]
@@ -99,14 +109,22 @@ def conv1d_paths(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if stores_transposed(module)]
 
 
+def has_other_linears(model: nn.Module) -> bool:
+    """Whether `conv1d_to_linear` would replace anything inside `model`."""
+    return any(_is_linear_by_another_name(module) for module in model.modules())
+
+
 def _linear(layer: nn.Module) -> nn.Linear:
     if "forward" in layer.__dict__:
-        raise TargetError("a Conv1D whose forward was replaced on the instance cannot be a Linear.")
+        kind = type(layer).__name__
+        raise TargetError(
+            f"a {kind} whose forward was replaced on the instance cannot be a Linear."
+        )
     matrix = matrix_of(layer)
     bias = layer._parameters["bias"]
     result = nn.Linear(matrix.shape[1], matrix.shape[0], device="meta", dtype=matrix.dtype)
     needs_gradient = layer.get_parameter("weight").requires_grad
     result.weight = nn.Parameter(matrix.detach().contiguous(), needs_gradient)
-    result.bias = bias  # type: ignore[assignment]  # a Conv1D always has one
+    result.register_parameter("bias", bias)
     inherit_hooks(result, layer)
     return result

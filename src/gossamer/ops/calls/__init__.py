@@ -5,9 +5,8 @@
 packed weights in it. Plain calls of native code go past all this (`ops/addresses.py`).
 """
 
-from gossamer.ops.calls.handles import Handles
 from gossamer.ops.calls.onnx_form import expand_for_onnx, is_onnx_export, is_traced, refuse_onnx
-from gossamer.ops.calls.op_call import NO_GRADIENTS, call_op, define_op
+from gossamer.ops.calls.op_call import NO_GRADIENTS, Handles, call_op, define_op
 
 __all__ = [
     "NO_GRADIENTS",

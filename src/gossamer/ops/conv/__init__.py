@@ -6,9 +6,8 @@ is ready to run; `why_not` says what the kernels cannot take. Importing this roo
 under the operation "conv".
 """
 
-from gossamer.ops.conv.fp32 import PackedConv, why_not
-from gossamer.ops.conv.int8 import PackedInt8Conv
 from gossamer.ops.conv.net_weight import NetWeight, fits_net, positions_of
+from gossamer.ops.conv.packed_conv import PackedConv, PackedInt8Conv, why_not
 from gossamer.ops.conv.settings import ConvSettings, Pair
 from gossamer.ops.dispatch import Kernel, Problem, add_kernels
 

@@ -16,8 +16,7 @@ from gossamer.errors import KernelError
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.dispatch import Kernel, Problem
-from gossamer.ops.linear.encoder_weight import pack_encoder_weight
-from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
+from gossamer.ops.linear.packed_weight import PackedWeight, pack_encoder_weight, pack_weight
 from gossamer.patterns import Block
 
 Layout = Literal["panel", "quad"]

@@ -17,8 +17,9 @@ from gossamer.formats import Positions, SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.addresses import address, bias_address, checked_bias_address, direct_address
 from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
+from gossamer.ops.dispatch import Problem
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, refusal
+from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, optional_array, refusal
 from gossamer.out_of_memory import is_out_of_memory, memory_error, names_memory
 
 
@@ -183,3 +184,24 @@ def _(
         raise InputError("packed linear: vmap may run over its input, not over its bias.")
     x = x.movedim(in_dims[0] or 0, 0)
     return packed_linear(x, bias, *rest), 0
+
+
+def pack_encoder_weight(problem: Problem, int8_layout: str = "") -> _native.PanelLinear:
+    """The weight of a problem for `PackedEncoder`.
+
+    Args:
+        problem: its matrix is float32 on the CPU.
+        int8_layout: "panel" or "quad", as those of `pack_int8`; empty for fp32.
+    """
+    matrix = problem.matrix
+    rows, columns = matrix.shape
+    values, bits = checked_weight(matrix, (rows, columns), "encoder")
+    return _native.pack_panel_linear(
+        values.numpy(),
+        bits.numpy(),
+        rows,
+        columns,
+        bias=optional_array(problem.bias),
+        kernels=active_kernels(),
+        int8_layout=int8_layout,
+    )

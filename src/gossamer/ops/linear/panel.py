@@ -6,8 +6,7 @@ import functools
 from gossamer.formats import SparseMatrix
 from gossamer.ops import _native
 from gossamer.ops.dispatch import Kernel, Problem
-from gossamer.ops.linear.encoder_weight import pack_encoder_weight
-from gossamer.ops.linear.packed_weight import PackedWeight, pack_weight
+from gossamer.ops.linear.packed_weight import PackedWeight, pack_encoder_weight, pack_weight
 
 
 def pack_panel(matrix: SparseMatrix, *, bf16: bool = False) -> PackedWeight:

@@ -37,6 +37,13 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
+def _unflat(y_TR: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[T, R] in the shape of `x`; no view, which nobody could change in place behind a layer."""
+    shape = (*x.shape[:-1], y_TR.shape[1])
+    result: torch.Tensor = torch.ops.aten._unsafe_view(y_TR, shape)
+    return result
+
+
 def _rows_like(x: torch.Tensor, mask_bits: torch.Tensor) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], mask_bits.shape[0])
 
@@ -67,7 +74,7 @@ def _linear(
         y_TR = train_kernels.linear(_flat(x), values, mask_bits, bias)
     else:
         y_TR = linear(_flat(x), expand(values, mask_bits, in_features), bias)
-    return y_TR.view(*x.shape[:-1], y_TR.shape[1])
+    return _unflat(y_TR, x)
 
 
 @define_op(
@@ -120,7 +127,7 @@ def _resident_linear(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     y_TR = linear(_flat(x), dense.to(x.dtype), bias)
-    return y_TR.view(*x.shape[:-1], y_TR.shape[1])
+    return _unflat(y_TR, x)
 
 
 @define_op("expand_into", "compact layer", mutates={"dense"})

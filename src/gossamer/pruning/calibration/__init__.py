@@ -3,7 +3,7 @@
 
 Start with `CalibratedPruning`; it tells its `LayerProgress`, remembers solved layers in a `Journal`
 and counts the `LiveBytes` that it holds. `problem_of` is what a solver gets for a layer;
-`met_targets`, `check_all_met` and `check_inside` ask which layers the batches reach.
+`met_targets` and `check_all_met` ask which layers the batches reach.
 
 `flow` lets batches stop in front of every layer and leaves the model as it was, `statistics` are
 what a method knows of a layer's inputs, `journal` keeps solved layers on disk.
@@ -15,7 +15,6 @@ from gossamer.pruning.calibration.calibrated import (
     LayerProgress,
     LiveBytes,
     check_all_met,
-    check_inside,
     met_targets,
     problem_of,
 )
@@ -26,7 +25,6 @@ __all__ = [
     "LayerProgress",
     "LiveBytes",
     "check_all_met",
-    "check_inside",
     "met_targets",
     "problem_of",
 ]

@@ -23,6 +23,7 @@ from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.pruning.calibration.flow import Stop, evaluating, stops
 from gossamer.pruning.calibration.statistics import Statistics
+from gossamer.pruning.legal_counts import check_inside
 from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers import LayerProblem, LayerSolution, damped
 from gossamer.pruning.targets import Target
@@ -163,7 +164,7 @@ class CalibratedPruning:
                 if solution is None:
                     problem = self._problem(target, stop, dense, statistics, kept[target.name])
                     solution = self.method.solve(problem)
-                    check_inside(problem, solution)
+                    check_inside(target.name, solution.mask_RK, target.mask, self.pattern)
                     if problem.gram_KK is not None and problem.gram_KK.ndim == 2:
                         error = problem.error(solution.weight_RK)
                     self.journal.note(target.name, solution)
@@ -244,20 +245,6 @@ def problem_of(
     if target.mask is not None:
         weight_RK = torch.where(target.mask, weight_RK, 0.0)
     return LayerProblem(target.name, weight_RK, gram_KK, pattern, count, target.mask)
-
-
-def check_inside(problem: LayerProblem, solution: LayerSolution) -> None:
-    """Pruned stays pruned: refuse a mask that leaves the one the layer has."""
-    if problem.allowed_RK is None:
-        return
-    num_back = int((solution.mask_RK & ~problem.allowed_RK).sum())
-    if num_back:
-        raise InputError(
-            f"{problem.name}: is masked already and keeps {int(problem.allowed_RK.sum())} of"
-            f" {problem.allowed_RK.numel()} weights; keeping {int(solution.mask_RK.sum())}"
-            f" ({problem.pattern}) would bring {num_back} pruned ones back. Ask for a higher"
-            " sparsity, keep the pattern, or start from to_dense()."
-        )
 
 
 def check_all_met(targets: Sequence[Target], met: Collection[str], consequence: str) -> None:

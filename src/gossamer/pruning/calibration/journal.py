@@ -21,10 +21,9 @@ from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.formats.bits import check_bits, pack_bits, unpack_bits
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.documents import read_object
 from gossamer.io.safe_files.tensors import read_header, read_tensors
-from gossamer.named_files import open_inside, read_inside, size_of
+from gossamer.named_files import open_inside, size_of
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.calibrated import Journal
 from gossamer.pruning.solvers import LayerSolution
@@ -120,12 +119,9 @@ class DiskJournal(Journal):
             temporary.replace(path)
             return
         try:
-            raw = read_inside(self.folder, KEY_FILE, MAX_MANIFEST_BYTES)
-            old = parse_json(raw, str(path), max_bytes=MAX_MANIFEST_BYTES)
+            old = read_object(self.folder, KEY_FILE)
         except ArtifactError as error:
             raise ArtifactError(f"{error} Delete {self.folder}.") from error
-        if not isinstance(old, dict):
-            raise ArtifactError(f"{path}: must be a JSON object. Delete {self.folder}.")
         check_same_run(self.folder, old, key)
 
 

@@ -70,13 +70,13 @@ class GradientPasses:
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise InputError(
-                f"loss: expected a tensor with one number for a batch, got {found}. Return the"
+                f"loss: expected a scalar tensor, one number for a batch, got {found}. Return the"
                 " mean."
             )
         if not value.requires_grad:
             raise InputError(
-                "loss: does not depend on the weights to prune. Compute it from the model's output"
-                " without detach(), item() or torch.no_grad()."
+                "loss: has no gradient, as it does not depend on the weights to prune. Compute it"
+                " from the model's output without detach(), item() or torch.no_grad()."
             )
         if not torch.isfinite(value.detach()).all():
             raise InputError(

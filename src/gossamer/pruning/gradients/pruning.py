@@ -12,9 +12,10 @@ from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn.batch import Batch
 from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern, Unstructured
-from gossamer.pruning.calibration import LayerProgress, check_inside, problem_of
+from gossamer.pruning.calibration import LayerProgress, problem_of
 from gossamer.pruning.calibration.flow import evaluating, kept_flags
 from gossamer.pruning.gradients.passes import GradientMethod, GradientPasses, GradientProblems, Loss
+from gossamer.pruning.legal_counts import check_inside
 from gossamer.pruning.methods import built
 from gossamer.pruning.solvers import LayerSolution
 from gossamer.pruning.targets import Target
@@ -70,7 +71,7 @@ def prune_by_gradients(
         started = time.perf_counter()
         solved = zip(problems.layers, prune.solutions(problems), strict=True)
         for number, (layer, solution) in enumerate(solved, start=1):
-            check_inside(layer, solution)
+            check_inside(layer.name, solution.mask_RK, layer.allowed_RK, pattern)
             solutions[layer.name] = solution
             seconds = time.perf_counter() - started
             progress(LayerProgress(layer.name, number, len(targets), None, seconds, solution.notes))

@@ -2,7 +2,6 @@
 """The layers a controller moves the masks of: masked ones that start with every weight kept."""
 
 from dataclasses import dataclass
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -10,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import FormatError, InputError, PatternError
 from gossamer.formats.bits import unpack_bits
-from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.layer_kinds import MOVING, sparse_layers
 from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.nn.layers.parts import fault_in_stored_mask
 from gossamer.patterns import Pattern, Unstructured, parse_pattern
@@ -18,8 +17,6 @@ from gossamer.pruning.oneshot import PruningPlan, apply_plan, check_layer
 from gossamer.pruning.targets import Rules, find_targets
 
 AnySparse = MaskedWeight | CompactWeight
-# Layers whose masks a controller moves; two of them would undo each other's work.
-_CONTROLLED: "WeakSet[nn.Module]" = WeakSet()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +114,7 @@ def take_layers(
         found = [t for t in found if t.mask is not None and not t.mask.all()]
     for target in found:
         check_layer(target, pattern)
-        if target.module in _CONTROLLED:
+        if target.module in MOVING:
             raise InputError(
                 f"{target.name}: a controller is attached already, and two would undo each other's"
                 " masks. Go on with the first one, or call its close() before."
@@ -140,7 +137,7 @@ def take_layers(
         apply_plan(model, PruningPlan(Unstructured(), found, masks))
     layers = [ControlledLayer(model, t.name, tuple(name for name, _ in t.twins)) for t in found]
     for layer in layers:
-        _CONTROLLED.update(layer.everyone)
+        MOVING.update(layer.everyone)
     return layers
 
 
@@ -162,7 +159,7 @@ def release_layers(layers: list[ControlledLayer]) -> None:
         layer.set_reach(None)
         for module in layer.everyone:
             module.gradient_sum = None
-            _CONTROLLED.discard(module)
+            MOVING.discard(module)
 
 
 def restore_mask(layer: ControlledLayer, bits: torch.Tensor, pattern_text: str) -> None:

@@ -22,6 +22,7 @@ from gossamer.nn.families import answers, block_of
 from gossamer.nn.surgery.matrix_layers import is_matrix_layer
 from gossamer.nn.surgery.slimming import UnitGroup, cut_units, find_groups
 from gossamer.pruning.calibration.flow import frozen, hooked
+from gossamer.pruning.gradients import GradientPasses
 
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -226,6 +227,7 @@ def mask_gradients(
     holders = [_Variables(group, fisher) for group in groups if group.count]
     if not holders:
         raise InputError("model: no unit is left in any block; there is nothing to prune.")
+    passes = GradientPasses(model, list(batches), loss)
     handles = [
         holder.group.consumer.register_forward_pre_hook(holder.scale) for holder in holders
     ] + [
@@ -233,21 +235,8 @@ def mask_gradients(
         for holder in holders
     ]
     with hooked(handles), frozen(model), torch.enable_grad():
-        for batch in batches:
-            value = loss(model, batch)
-            if not isinstance(value, torch.Tensor) or value.numel() != 1:
-                raise InputError("loss: must return a scalar tensor that depends on the model.")
-            if not value.requires_grad:
-                raise InputError(
-                    "loss: its value has no gradient; it must call the model it is given, without"
-                    " no_grad."
-                )
-            if not torch.isfinite(value).all():
-                raise InputError(
-                    f"loss: is {float(value.detach())} on a calibration batch; check data and"
-                    " weights."
-                )
-            value.backward()  # type: ignore[no-untyped-call]
+        for number, batch in enumerate(passes.batches):
+            passes.value(number, batch).backward()  # type: ignore[no-untyped-call]
             for holder in holders:
                 holder.take()
     if not holders[0].gradients:

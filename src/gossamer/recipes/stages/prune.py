@@ -2,16 +2,19 @@
 """What a `prune` stage says: zeros in weights, by a method of `gossamer.method_table`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from gossamer.method_table import METHOD_SETTINGS, METHODS, methods_with
 from gossamer.recipes.base import (
+    BelowOne,
     Found,
     Ignored,
     PatternName,
+    Raw,
+    Size,
     StageSettings,
     Targets,
     as_list,
@@ -34,7 +37,7 @@ class Prune(StageSettings):
     """scorer: method is a name given to gossamer.register.scorer."""
     pattern: PatternName = "unstructured"
     """Which zeros are legal: unstructured, 2:4, 64:2:8, block:4x4."""
-    sparsity: float | None = Field(default=None, ge=0.0, lt=1.0)
+    sparsity: BelowOne | None = None
     """Fraction of zeros; left out where the pattern fixes it."""
     budget: Literal["uniform", "global", "erk", "half-erk", "owl", "sensitivity"] = "uniform"
     """How the sparsity is shared among layers."""
@@ -42,7 +45,7 @@ class Prune(StageSettings):
     ignore: Ignored = None
     damping: float | None = Field(default=None, gt=0.0, le=10.0)
     """Added to the diagonal of the Hessian, as a fraction of its mean."""
-    block: int | None = Field(default=None, ge=1, le=65536)
+    block: Size | None = None
     """Columns that are updated together, lazily."""
     quantise: Annotated[Literal[4, 8], BeforeValidator(whole_number)] | None = None
     """Bits of the kept weights, rounded in the same pass; null: not at all."""
@@ -61,7 +64,7 @@ class Prune(StageSettings):
         return {**data, **{name: own[name] for name in own if data.get(name) is None}}
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Methods, settings, patterns and rules that do not go together."""
         yield from _method_faults(raw)
         yield from pattern_faults(raw)
@@ -86,7 +89,7 @@ class Prune(StageSettings):
         return looks or self.refit or self.budget in _BUDGETS_WITH_DATA
 
 
-def _settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _settings_of(raw: Raw) -> Raw:
     """The settings that belong to the method, with their defaults; `refit: true` brings `match`."""
     method, is_own = raw.get("method"), raw.get("kind", "built-in") == "built-in"
     row = METHODS.get(method) if is_own and isinstance(method, str) else None
@@ -94,7 +97,7 @@ def _settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**found, "match": "pruned"} if raw.get("refit") is True else found
 
 
-def _method_faults(raw: Mapping[str, Any]) -> Found:
+def _method_faults(raw: Raw) -> Found:
     method, kind = raw.get("method"), raw.get("kind", "built-in")
     if not isinstance(method, str):
         return

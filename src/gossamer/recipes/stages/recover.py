@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `recover` stage says: short training with the dense model as teacher."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from gossamer.recipes.base import (
+    BelowOne,
+    Count,
     Found,
+    Fraction,
     Frozen,
+    Positive,
+    Raw,
     Samples,
     Seed,
+    Share,
     StageSettings,
     Weight,
 )
@@ -30,15 +35,15 @@ class Recover(StageSettings):
     """Minutes, at most; null: only the steps count, and the result is reproducible."""
     batch: Samples = 32
     """Samples (pairs, texts, windows) of a step."""
-    rate: float = Field(default=5e-4, gt=0.0, le=1.0)
+    rate: Share = 5e-4
     """Highest learning rate."""
-    warmup: float = Field(default=0.05, ge=0.0, lt=1.0)
+    warmup: BelowOne = 0.05
     """Part of the run in which the rate rises."""
     decay: Literal["linear", "cosine", "constant"] = "linear"
     """How the rate then falls to zero; constant: it does not."""
     logits: Weight = 0.0
     """Weight of matching the teacher's distribution."""
-    temperature: float = Field(default=2.0, gt=0.0, le=1e3)
+    temperature: Positive = 2.0
     """Softens both distributions."""
     embeddings: Weight = 0.0
     """Weight of matching the vectors of samples."""
@@ -48,7 +53,7 @@ class Recover(StageSettings):
     """Weight of matching the cosines of all pairs in a batch."""
     hidden: Weight = 0.0
     """Weight of matching every block's hidden states."""
-    hardness: float = Field(default=0.0, ge=0.0, le=1.0)
+    hardness: Fraction = 0.0
     """Part of the task's own loss, on labels; 0 looks at the teacher only."""
     freeze: Frozen = None
     quantise: Literal["int8"] | None = None
@@ -57,7 +62,7 @@ class Recover(StageSettings):
     """Of int8 activations: measured per token, or one per layer."""
     holdout: float = Field(default=0.1, gt=0.0, le=0.5)
     """Part of the data that chooses the best state."""
-    checks: int = Field(default=8, ge=1, le=10_000)
+    checks: Count = 8
     """How often that is looked at."""
     checkpoint: CheckpointSettings = CheckpointSettings(every=100)
     """When the run is saved."""
@@ -65,7 +70,7 @@ class Recover(StageSettings):
     """Of holdout and order."""
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Something must be learned, and scales belong to int8."""
         weights = [raw.get(name, 0) for name in _TERMS]
         if raw.get("hardness", 0) != 1 and all(weight == 0 for weight in weights):

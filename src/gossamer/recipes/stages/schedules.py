@@ -13,10 +13,14 @@ from pydantic_core import PydanticCustomError
 from gossamer.errors import PatternError
 from gossamer.recipes.base import (
     MAX_STEPS,
+    BelowOne,
+    Count,
+    Fraction,
     Ignored,
     PatternName,
     Seed,
     Settings,
+    Share,
     Targets,
     pattern_faults,
     raise_faults,
@@ -61,7 +65,7 @@ class ScheduleSettings(Settings):
     # The field that says when masks first move; "": with the first step.
     begins: ClassVar[str] = ""
 
-    sparsity: float | None = Field(default=None, ge=0.0, lt=1.0)
+    sparsity: BelowOne | None = None
     """Fraction of zeros at the end; left out where the pattern fixes it."""
     pattern: PatternName = "unstructured"
     """Which zeros are legal: unstructured, 2:4, block:4x4."""
@@ -131,7 +135,7 @@ class GradualSettings(WindowSettings):
     begins: ClassVar[str] = "begin"
     kind: Literal["gradual"] = "gradual"
     budget: Budget = "erk"
-    initial_sparsity: float = Field(default=0.0, ge=0.0, lt=1.0)
+    initial_sparsity: BelowOne = 0.0
     """At `begin`."""
     begin: Moment = 0.1
     """Nothing is pruned up to here."""
@@ -177,7 +181,7 @@ class RandomSettings(ScheduleSettings):
 
 class _BeforeTraining(ScheduleSettings):
     budget: Budget = "global"
-    rounds: int = Field(default=1, ge=1, le=10_000)
+    rounds: Count = 1
     """Scored and pruned so many times."""
     shuffle_within_layer: bool = False
     """Ablation: keep the layers' counts, draw the positions."""
@@ -201,13 +205,13 @@ class SynFlowSettings(_BeforeTraining):
     """Synaptic flow before training; needs a batch for its shape only."""
 
     kind: Literal["synflow"] = "synflow"
-    rounds: int = Field(default=100, ge=1, le=10_000)
+    rounds: Count = 100
     """Scored and pruned so many times."""
 
 
 class _Dynamic(WindowSettings):
     budget: Budget = "erk"
-    drop: float = Field(default=0.3, gt=0.0, le=1.0)
+    drop: Share = 0.3
     """Fraction exchanged first; falls with a cosine."""
 
     @model_validator(mode="after")
@@ -227,7 +231,7 @@ class RigLSettings(_Dynamic):
     """Sparse from the start: drops small weights, grows where the dense gradient is largest."""
 
     kind: Literal["rigl"] = "rigl"
-    gradient_steps: int = Field(default=1, ge=1, le=10_000)
+    gradient_steps: Count = 1
     """The dense gradient is summed over so many steps; small batches want several."""
 
 
@@ -237,9 +241,9 @@ class ReopenSettings(_Dynamic):
     begins: ClassVar[str] = "begin"
     kind: Literal["reopen"] = "reopen"
     budget: Budget = "uniform"
-    drop: float = Field(default=0.0, ge=0.0, le=1.0)
+    drop: Fraction = 0.0
     """Fraction exchanged first, beside what opens or closes; falls with a cosine."""
-    gradient_steps: int = Field(default=1, ge=1, le=10_000)
+    gradient_steps: Count = 1
     """The dense gradient is summed over so many steps; small batches want several."""
 
 
@@ -248,7 +252,7 @@ class TopKastSettings(WindowSettings):
 
     kind: Literal["topkast"] = "topkast"
     budget: Budget = "erk"
-    exploration: float = Field(default=0.1, ge=0.0, le=1.0)
+    exploration: Fraction = 0.1
     """Density that trains beyond what runs; 0 is a mask that never moves."""
     penalty: float = Field(default=1e-4, ge=0.0)
     """Of the squared weights, stronger beyond what runs."""
@@ -294,7 +298,7 @@ class EarlyBirdSettings(WindowSettings):
     """Masks by |w|, or whole channels by BatchNorm's |gamma|."""
     distance: Literal["overlap", "hamming"] = "overlap"
     """Part of the kept weights that changed, or of all weights as in the paper."""
-    threshold: float = Field(default=0.1, ge=0.0, le=1.0)
+    threshold: Fraction = 0.1
     """Largest distance allowed."""
     history: int = Field(default=5, ge=2, le=100)
     """Masks that must agree."""

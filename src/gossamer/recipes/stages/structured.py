@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.recipes.base import StageSettings
+from gossamer.recipes.base import Share, StageSettings
 
 
 class Structured(StageSettings):
@@ -14,7 +14,7 @@ class Structured(StageSettings):
     changes_shapes: ClassVar = True
     fractions: ClassVar = {"budget": "(0, 1]"}
 
-    budget: float = Field(gt=0.0, le=1.0)
+    budget: Share
     """Fraction of `cost` that may be left."""
     cost: Literal["macs", "parameters", "latency"] = "macs"
     """What the budget counts; latency is measured here."""

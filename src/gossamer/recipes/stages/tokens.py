@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `tokens` stage says: an encoder learns which tokens it can leave out."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from gossamer.recipes.base import (
     Found,
+    Fraction,
     Frozen,
+    Positive,
+    Raw,
     Samples,
     Seed,
+    Share,
     StageSettings,
     Steps,
     Weight,
@@ -24,7 +25,7 @@ class Tokens(StageSettings):
 
     needs_teacher: ClassVar = True
 
-    keep: float = Field(default=0.75, gt=0.0, le=1.0)
+    keep: Share = 0.75
     """Share of its tokens a layer keeps at the start."""
     penalty: Weight = 0.003
     """Price of all tokens of a layer, in the loss."""
@@ -34,11 +35,11 @@ class Tokens(StageSettings):
     """Then steps with tokens really dropped."""
     batch: Samples = 32
     """Samples of a step."""
-    rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+    rate: Fraction = 1e-4
     """Learning rate of weights."""
-    threshold_rate: float = Field(default=1e-4, ge=0.0, le=1.0)
+    threshold_rate: Fraction = 1e-4
     """Learning rate of thresholds."""
-    temperature: float = Field(default=2e-3, gt=0.0, le=1e3)
+    temperature: Positive = 2e-3
     """Width of soft thresholds; falls to a fifth."""
     normalise: Literal["live", "padded", "received"] = "live"
     """What the attention a token receives is divided by."""
@@ -53,7 +54,7 @@ class Tokens(StageSettings):
     """Of the batches and their order."""
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Training needs a term to learn from."""
         steps = [raw.get(name, 1) for name in ("soft_steps", "hard_steps")]
         if any(step != 0 for step in steps) and all(raw.get(name, 0) == 0 for name in _TERMS):

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who worked when in a pipeline, as a chart: a row per stage, a bar per piece of work."""
+"""Who worked when in a pipeline, as a chart: a row per stage or rank, a bar per piece of work."""
 
 from collections.abc import Sequence
 
 from gossamer.report.charts import WIDTH, Bar, Chart, Label
 from gossamer.training.distributed.pipeline import WorkSpan
+
+__all__ = ["timeline_chart"]
 
 # Kind of work -> what it is called, and its colour.
 _KINDS = {
@@ -15,34 +17,46 @@ _KINDS = {
 }
 _LEFT, _RIGHT, _ROW, _BAR = 70.0, 10.0, 22.0, 16.0
 _LETTER = 7.5
-# A step of a thousand microbatches still gives a page that opens at once.
-MAX_SPANS = 4000
+# A step of a thousand microbatches, or of a thousand ranks, still gives a page that opens at once.
+MAX_SPANS, MAX_ROWS = 4000, 64
 
 
-def timeline_chart(spans: Sequence[WorkSpan], title: str, seconds: float | None = None) -> Chart:
+def timeline_chart(
+    spans: Sequence[WorkSpan],
+    title: str,
+    seconds: float | None = None,
+    ranks: int | None = None,
+) -> Chart:
     """One step of a pipeline.
 
     Args:
         spans: of all stages, on one clock.
         title: of the chart.
         seconds: length of the axis, for charts that are compared; None is up to the last span.
+        ranks: a row is a rank of so many, which has every so-manieth stage; None: a stage.
     """
+
+    def row_of(span: WorkSpan) -> int:
+        return span.stage if ranks is None else span.stage % ranks
+
     shown = sorted(spans, key=lambda span: span.start)[:MAX_SPANS]
-    stages = sorted({span.stage for span in shown})
+    rows = sorted(set(map(row_of, shown)))[:MAX_ROWS]
     begin = min((span.start for span in shown), default=0.0)
     length = seconds or max((span.stop - begin for span in shown), default=0.0) or 1.0
     legend = dict.fromkeys(_KINDS[span.kind] for span in shown)
-    chart = Chart(title, len(stages) * _ROW + 24, legend=tuple(legend))
+    chart = Chart(title, len(rows) * _ROW + 24, legend=tuple(legend))
     across = WIDTH - _LEFT - _RIGHT
-    tops = {stage: row * _ROW + 4 for row, stage in enumerate(stages)}
-    for stage, top in tops.items():
-        chart.labels.append(Label(_LEFT - 10, top + 12, f"stage {stage}", "end"))
+    tops = {row: place * _ROW + 4 for place, row in enumerate(rows)}
+    for row, top in tops.items():
+        name = "stage" if ranks is None else "rank"
+        chart.labels.append(Label(_LEFT - 10, top + 12, f"{name} {row}", "end"))
         chart.bars.append(Bar(_LEFT, top, across, _BAR, "track"))
-    for span in shown:
-        top, took, number = tops[span.stage], span.stop - span.start, str(span.microbatch)
+    for span in (span for span in shown if row_of(span) in tops):
+        top, took, number = tops[row_of(span)], span.stop - span.start, str(span.microbatch)
         x = _LEFT + (span.start - begin) / length * across
         width = max(0.5, took / length * across - 0.5)
-        text = f"{span.kind} {number}: {took * 1e3:.3g} ms"
+        where = "" if ranks is None else f", stage {span.stage}"
+        text = f"{span.kind} {number}{where}: {took * 1e3:.3g} ms"
         chart.bars.append(Bar(x, top, width, _BAR, _KINDS[span.kind][1], text))
         free = width - _LETTER * len(number)
         if free > 2:

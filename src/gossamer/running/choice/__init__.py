@@ -5,7 +5,15 @@ Start at `Chooser.choose` for the kernels of one linear layer (its `Contenders`)
 `choose_among` for any callables that do the same work (`Rival`). Each answer is a `Choice`.
 """
 
-from gossamer.running.choice.choose import Call, Choice, Chooser, Contenders, Forced, Rival
-from gossamer.running.choice.cost_table import CostKey, CostTable
+from gossamer.running.choice.choose import (
+    Call,
+    Choice,
+    Chooser,
+    Contenders,
+    CostKey,
+    CostTable,
+    Forced,
+    Rival,
+)
 
 __all__ = ["Call", "Choice", "Chooser", "Contenders", "CostKey", "CostTable", "Forced", "Rival"]

@@ -16,9 +16,8 @@ from gossamer.errors import InputError
 from gossamer.nn.families import BlockParts
 from gossamer.ops.engines.decoder import DecoderBlock, NativeDecoder, NativeSession, PackedLayer
 from gossamer.ops.linear import few
-from gossamer.running.decoder.packing import WeightPacker
 from gossamer.running.decoder.sampling import Sampler, Sampling
-from gossamer.running.decoder.weights import FACTS, decoder_shape, joined, rope_angles
+from gossamer.running.decoder.weights import FACTS, WeightPacker, decoder_shape, joined, rope_angles
 from gossamer.running.layers import Explanation
 
 # The token numbers of one sequence.

@@ -9,9 +9,13 @@ reads the layers of a model and says what stands in the way.
 """
 
 from gossamer.running.encoder.layers import find_encoders, read_layers
-from gossamer.running.encoder.native_encoder import NativeEncoder, choose_encoder, pack_encoder
+from gossamer.running.encoder.native_encoder import (
+    NativeEncoder,
+    choose_encoder,
+    pack_encoder,
+    shorten_forward,
+)
 from gossamer.running.encoder.ragged import run_packed
-from gossamer.running.encoder.short_forward import shorten_forward
 
 __all__ = [
     "NativeEncoder",

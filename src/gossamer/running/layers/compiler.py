@@ -34,6 +34,7 @@ from gossamer.running.conv_net import (
     use_conv_net,
 )
 from gossamer.running.encoder import choose_encoder, find_encoders, pack_encoder, shorten_forward
+from gossamer.running.layers.graphs import use_graph_layers
 from gossamer.running.packed import MIN_SPARSITY, Job, StaysDense, pack_layer
 
 READ_BY_MODEL = "the model computes with its weight itself, beside calling the layer or instead"
@@ -62,6 +63,9 @@ def compile(
     images of the example's size, where that measures faster. With `precision="int8"` that call has
     scales of activations measured on `example`: give a batch of typical images.
 
+    Convolutions of PyG become layers of `gossamer.graph` that compute the same; give the number of
+    nodes as `tokens`. One that is not known stays, with the reason in `explain`.
+
     The new model is in eval mode, shares every tensor it does not replace with `model` and takes no
     gradients. Packed weights are copies: compile again after changing the model. A layer that
     carries what a packed one could not keep stays as it was, with the reason in `explain`, an error
@@ -87,6 +91,7 @@ def compile(
     fast.eval().requires_grad_(False)
     with _num_threads(threads):
         decide = chooser or (Chooser() if kernel is None else Forced(kernel))
+        fast = use_graph_layers(fast)
         fast, settled = _settle_read_weights(fast, example, counts)
         fold_batch_norms(fast, example, settled)
         shapes = input_shapes(fast, example, "conv", "compile")

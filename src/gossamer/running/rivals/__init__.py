@@ -6,12 +6,12 @@ names, computes with them and times them in turns. What runs on the other side i
 `engine_scripts/`, one file per engine.
 """
 
-from gossamer.running.rivals.engine_process import EngineFailed
 from gossamer.running.rivals.engines import (
     NETWORK_PRECISIONS,
     PRECISIONS,
     TITLES,
     EncoderEngine,
+    EngineFailed,
     NetworkEngine,
     export_network,
     find_engine,

@@ -7,7 +7,7 @@ chat template is a program from a file and runs in a process of its own (`templa
 """
 
 from gossamer.running.text.embedding import Classifier, Embedder, Pooling, pool
-from gossamer.running.text.tokens import TextTokens
+from gossamer.running.text.special_tokens import TextTokens
 from gossamer.running.text.writer import TextPieces, Writer, make_writer
 
 __all__ = [

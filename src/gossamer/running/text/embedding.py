@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from gossamer.data.token_ids import padded
 from gossamer.errors import InputError
-from gossamer.running.text.tokens import TextTokens
+from gossamer.running.text.special_tokens import TextTokens
 
 Pooling = Literal["mean", "cls"]
 POOLINGS = get_args(Pooling)

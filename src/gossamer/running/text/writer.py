@@ -14,7 +14,7 @@ from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer import guarded
 from gossamer.running.decoder import GenerationOptions, TokenGenerator, make_generator
 from gossamer.running.text.chat import ChatTemplate, end_tokens, prompt_ids
-from gossamer.running.text.tokens import TextTokens
+from gossamer.running.text.special_tokens import TextTokens
 
 
 class TextPieces:

@@ -14,7 +14,7 @@ from gossamer.pruning.targets import find_targets
 from gossamer.recipes import Recipe
 from gossamer.recipes.stages import Prune, Recover
 from gossamer.report import Comparison, Figure, Page, Report, describe_machine, write_html
-from gossamer.report.card import Card, render_card
+from gossamer.report.card import render_card
 from gossamer.running.layers import Explanation, explain
 from gossamer.running.layers import compile as compile_model
 from gossamer.runs.curves import curves
@@ -164,8 +164,6 @@ def _write_page(request: PruneRequest, outcome: PruneOutcome, folder: RunFolder)
         lead=f"{request.origin.text}, pruned to {outcome.report.sparsity:.0%} zeros in"
         f" {len(outcome.report.layers)} layers and trained with the dense model as teacher.",
         comparison=outcome.comparison,
-        layers=(),
-        machine=describe_machine(),
         curves=found,
         notes=tuple(outcome.report.notes),
     )
@@ -201,7 +199,7 @@ def _save(
         "kernels": layers.to_dicts(),
         "machine": machine,
     }
-    card = Card(
+    card = render_card(
         title=request.target.resolve().name,
         base=source.name,
         method=method_lines(request.recipe),
@@ -219,7 +217,7 @@ def _save(
         request.target,
         format=request.form,
         report=content,
-        card=render_card(card),
+        card=card,
         beside=source.beside,
     )
     before = report.bytes_dense if source.disk_bytes is None else source.disk_bytes

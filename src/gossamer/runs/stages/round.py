@@ -7,6 +7,7 @@ from gossamer.nn.rounding import ROUNDINGS, can_round, round_layer
 from gossamer.pruning.targets import match
 from gossamer.recipes.stages import Round
 from gossamer.runs.stages.base import StageInput, StageOutcome
+from gossamer.runs.stages.round_tables import round_tables
 
 
 def run_round_stage(model: nn.Module, step: Round, given: StageInput) -> StageOutcome:
@@ -15,8 +16,11 @@ def run_round_stage(model: nn.Module, step: Round, given: StageInput) -> StageOu
     ignored = {name for rule in step.ignore or () for name in match(rule, modules, "round.ignore")}
     seen: set[int] = set()
     counts = dict.fromkeys(ROUNDINGS, 0)
+    # First: they may be refused, and then nothing has changed.
+    tables = round_tables(model, step, ignored, given)
     for name, module in modules.items():
-        to = step.embeddings if isinstance(module, nn.Embedding) else step.layers
+        is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        to = step.embeddings if is_table else step.layers
         if to is None or name in ignored or not can_round(module):
             continue
         # A weight that is tied is rounded once, as what it is met as first.
@@ -25,5 +29,6 @@ def run_round_stage(model: nn.Module, step: Round, given: StageInput) -> StageOu
             round_layer(module, to)
             counts[to] += 1
         seen |= weights
-    done = ", ".join(f"{count} layers to {to}" for to, count in counts.items() if count)
-    return StageOutcome([f"rounded {done or 'nothing: no layer was found'}."])
+    parts = [tables] if tables else []
+    parts += [f"{count} layers to {to}" for to, count in counts.items() if count]
+    return StageOutcome([f"rounded {', '.join(parts) or 'nothing: no layer was found'}."])

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a `train` stage names, built: the model for the sizes of the data, and its optimizer."""
 
+import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
+from gossamer.errors import InputError, ResourceError
 from gossamer.nn import quantize_tables
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.tables import table_of
@@ -16,6 +17,7 @@ from gossamer.recipes.stages.train import Architecture, OptimizerSettings, Quant
 from gossamer.training.optim import LAMB, LARS, SGD, AdamW, SideBySide
 from gossamer.training.optim.tables import TableAdagrad, TableAdam, TableSGD
 from gossamer.zoo import DLRM, GPT, MLP, TinyEncoder
+from gossamer.zoo.graph_nets import GraphNet, Recommender
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -60,7 +62,14 @@ def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Modu
     if a.name == "dlrm":
         given = {"bottom": a.bottom, "top": a.top, "pooling": a.pooling}
         own: Any = {name: value for name, value in given.items() if value is not None}
+        _check_tables(sizes["rows"], a.width)
         return DLRM(sizes["numbers"], sizes["rows"], width=a.width, **own)
+    if a.name == "lightgcn":
+        return Recommender(sizes["nodes"], width=a.width, hops=a.layers)
+    if a.name not in ("gpt", "encoder"):
+        own = {name: v for name in ("heads", "dropout") if (v := getattr(a, name)) is not None}
+        kind: Any = {"layer": a.name, "width": a.width, "num_layers": a.layers}
+        return GraphNet(sizes["features"], sizes["classes"], **kind, **own)
     blocks: Any = {"width": a.width, "num_heads": a.heads or _DEFAULT_HEADS, "num_layers": a.layers}
     if a.name == "gpt":
         return GPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=bool(a.tied))
@@ -71,6 +80,21 @@ def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Modu
         ffn_width=4 * a.width,
         max_tokens=context_of(a),
     )
+
+
+def _check_tables(rows: Sequence[int], width: int) -> None:
+    """Refuse tables that this machine cannot hold, before the system ends the process for them."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return
+    needed = 4 * width * sum(rows)
+    if needed > memory:
+        raise ResourceError(
+            f"model: {len(rows)} tables with {sum(rows):,} rows of {width} numbers take {needed:,}"
+            f" bytes, and this machine has {memory:,}. Use a smaller data.clicks.size, a larger"
+            " floor of vocabularies, or a smaller model.width."
+        )
 
 
 def context_of(architecture: Architecture) -> int:

@@ -9,12 +9,21 @@ from typing import Any
 from torch import nn
 
 from gossamer.data.clicks import FEATURES_FILE, Features, read_features
-from gossamer.data.tasks import Task, clicks_task, image_task, labelled_task, text_task
+from gossamer.data.graphs import GraphRules
+from gossamer.data.tasks import (
+    GraphTaskSettings,
+    Task,
+    clicks_task,
+    graph_task,
+    image_task,
+    labelled_task,
+    text_task,
+)
 from gossamer.errors import InputError, RecipeError
 from gossamer.io import read_beside
 from gossamer.recipes import Recipe
 from gossamer.recipes.stages import Train
-from gossamer.recipes.stages.train import Architecture
+from gossamer.recipes.stages.train import Architecture, GraphSettings
 from gossamer.runs.training.models import DEFAULT_CONTEXT, build_model, context_of, quantize
 from gossamer.zoo import MLP
 
@@ -31,6 +40,7 @@ _DATA: dict[str, tuple[tuple[str, ...], str]] = {
     "images": ((".npz",), "an .npz file or a folder of idx files"),
     "text": ((), "a text file"),
     "labelled": ((".jsonl", ".csv", ".tsv"), "a .jsonl, .csv or .tsv file of labelled texts"),
+    "graph": ((".npz", ".csv", ".tsv"), "a .npz, .csv or .tsv file or a folder with a graph"),
     "clicks": ((".tsv", ".csv", ".txt", ".jsonl"), "a .tsv, .csv, .txt or .jsonl click log"),
 }
 # A user's function of --model: a module for the recipe's task, or a whole task.
@@ -104,6 +114,10 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
     if train.task == "images":
         flat = architecture_of(train).name == "mlp" if made is None else isinstance(made, MLP)
         task = image_task(request.data, train.batch, train.seed, flat=flat)
+    elif train.task == "graph":
+        if request.evaluation is not None:
+            raise InputError("--eval: parts of a graph are in its file, or are held out of it.")
+        task = graph_task(request.data, train.batch, train.seed, _graph_settings(train))
     elif train.task == "clicks":
         log: Any = train.data.clicks
         task = clicks_task(
@@ -127,7 +141,7 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
             train.batch,
             train.seed,
             context=context if isinstance(context, int) else DEFAULT_CONTEXT,
-            **train.data.model_dump(exclude={"clicks"}),
+            **train.data.model_dump(exclude={"clicks", "graph"}),
             evaluation=request.evaluation,
             saved_tokenizer=saved_tokenizer,
         )
@@ -139,6 +153,12 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
             f" {type(made).__name__}."
         )
     return replace(task, model=made)
+
+
+def _graph_settings(train: Train) -> GraphTaskSettings:
+    own = train.data.graph or GraphSettings()
+    rules = GraphRules(own.directed, own.normalise, own.split.validation, own.split.test)
+    return GraphTaskSettings(rules, own.predict == "links", own.fanouts, own.penalty)
 
 
 def _features_of(request: TrainRequest) -> Features | None:
@@ -157,7 +177,7 @@ def _check_data(task: str, text: str, option: str) -> None:
         fault = "" if text == generated else "there are no such generated data"
     elif not path.exists():
         fault = "there is no such file or folder"
-    elif path.is_dir() and task != "images":
+    elif path.is_dir() and task not in ("images", "graph"):
         fault = "is a folder"
     elif path.is_file() and suffixes and path.suffix not in suffixes:
         fault = f"is no {task.removesuffix('s')} data"

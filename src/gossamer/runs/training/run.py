@@ -27,7 +27,7 @@ from gossamer.report import (
     format_bytes,
     write_html,
 )
-from gossamer.report.card import Card, render_card
+from gossamer.report.card import render_card
 from gossamer.runs.curves import Records, curves
 from gossamer.runs.reporting import make_report
 from gossamer.runs.training.plan import TrainingPlan, plan_run
@@ -152,7 +152,7 @@ def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFold
         "machine": machine,
     }
     stage = request.train.model_dump(mode="json", exclude_none=True)
-    card = Card(
+    card = render_card(
         title=folder.target.name,
         base=f"a fresh model, {loop.settings.steps} steps on {task.name}",
         method={key: str(value) for key, value in stage.items()},
@@ -165,7 +165,7 @@ def _save(trained: Trained, request: TrainRequest, target: Path, folder: RunFold
         loop.model.eval(),
         target,
         report=content,
-        card=render_card(card),
+        card=card,
         beside=dict(task.beside),
     )
     page = _write_page(trained, report, comparison, records, folder.report)
@@ -214,8 +214,6 @@ def _write_page(
         lead=f"{loop.step} steps, {report.sparsity:.1%} zeros in {len(report.layers)} layers."
         f" {quality}",
         comparison=comparison,
-        layers=(),
-        machine=describe_machine(),
         curves=curves(records),
         notes=(*report.notes, *_traffic(records)),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gossamer.data.tasks import Task, tensors_digest
-from gossamer.errors import InputError, RecipeError
+from gossamer.errors import RecipeError
 from gossamer.ops.kernels import active_kernels
 from gossamer.recipes.digest import content_differences, recipe_content
 from gossamer.recipes.stages import Train
@@ -113,8 +113,6 @@ def run_training(
         grid: the processes, if there are several; all of them call this.
     """
     train = request.train
-    if grid is not None and train.task == "clicks":
-        raise InputError("task clicks is trained by one process; start it without torchrun.")
     store = CheckpointStore(folder.checkpoints, train.checkpoint.keep)
     checkpoint = None
     if grid is None or grid.is_lead:

@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from gossamer.data.clicks import ClickRows, click_metrics
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
+from gossamer.nn.layers.tables import table_of
 from gossamer.pruning.calibration.flow import evaluating
 from gossamer.pruning.gradients.losses import output_of
 from gossamer.runs.calibration import Quality
@@ -55,7 +56,13 @@ def click_workload(
         timed_text=f"{len(timed)} rows",
         tokens=len(timed),
         digest=digest.hexdigest(),
+        kind="clicks" if _has_tables(model) else "other",
     )
+
+
+def _has_tables(model: nn.Module) -> bool:
+    modules = list(model.modules())
+    return any(type(m) is nn.EmbeddingBag or table_of(m) is not None for m in modules)
 
 
 def click_loss(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user gives as data to a workload: text, images, click logs or batches."""
+"""From what a user gives as data to a workload: text, images, click logs, graphs or batches."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,9 +10,12 @@ from torch import nn
 
 from gossamer.data.clicks import ClickRows
 from gossamer.data.files import ImageSet, Texts, check_scores, read_images, read_samples
+from gossamer.data.graphs import GraphRules, NodeData
+from gossamer.data.graphs.nodes import holds_graph, read_nodes
 from gossamer.errors import InputError
 from gossamer.search.workloads.batches import batch_workload
 from gossamer.search.workloads.clicks import click_workload
+from gossamer.search.workloads.graphs import graph_workload
 from gossamer.search.workloads.images import image_workload
 from gossamer.search.workloads.text import split_texts, text_workload
 from gossamer.search.workloads.workload import Workload
@@ -43,6 +46,8 @@ def load_workload(
         make = image_workload
     elif isinstance(first, ClickRows):
         make = click_workload
+    elif isinstance(first, NodeData):
+        make = graph_workload
     return make(model, first, choose=choose, report=report, metric=metric)
 
 
@@ -59,12 +64,14 @@ def check_parts(data: Any, choose: Any = None, report: Any = None) -> None:
             check_scores(part)
 
 
-def read_part(data: Any) -> Texts | ImageSet | ClickRows | list[Any]:
-    """What a file holds; texts, images, rows of click logs and batches stay what they are."""
-    if isinstance(data, Texts | ImageSet | ClickRows):
+def read_part(data: Any) -> Texts | ImageSet | ClickRows | NodeData | list[Any]:
+    """What a file holds; texts, images, rows, graphs and batches stay what they are."""
+    if isinstance(data, Texts | ImageSet | ClickRows | NodeData):
         return data
     if isinstance(data, str | Path):
         path = Path(data)
+        if holds_graph(path):
+            return read_nodes(path, GraphRules())
         return read_images(path) if path.suffix == _IMAGES else read_samples(path, labelled=True)
     if isinstance(data, Sequence):
         return list(data)

@@ -14,6 +14,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
+from gossamer.nn.layers.tables import table_of
 from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.pruning.calibration.flow import evaluating
 from gossamer.pruning.gradients import Loss
@@ -49,7 +50,7 @@ class Workload:
         tokens: activation rows of that call.
         digest: of everything candidates are fitted to.
         example: an input for convolutions; None if there are none.
-        kind: of model: "encoder", "decoder" or "other".
+        kind: of model: "encoder", "decoder", "clicks" (its tables are most of it) or "other".
         texts: what engines of other makers read, by part.
         images: float32 [N, C, H, W] that they calibrate by; with neither they are not asked.
     """
@@ -76,6 +77,11 @@ class Workload:
         """Settings of a recovery: its terms, and tables of embeddings held as they are."""
         has_table = any(isinstance(module, nn.Embedding) for module in self.model.modules())
         return {**self.terms, **({"freeze": "Embedding"} if has_table else {})}
+
+    @property
+    def has_trained_tables(self) -> bool:
+        """Whether tables of the model are in few bits already."""
+        return any(table_of(module) is not None for module in self.model.modules())
 
     @property
     def kept_dense(self) -> list[str]:

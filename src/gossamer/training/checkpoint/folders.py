@@ -14,21 +14,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files import MAX_MANIFEST_BYTES
 from gossamer.io.safe_files.checks import FileName
 from gossamer.io.safe_files.directories import replace_directory, sync_directory
-from gossamer.io.safe_files.documents import canonical_json, pretty_json
 from gossamer.io.safe_files.manifests import (
     MANIFEST_FILE,
     FileEntry,
-    checked_content,
-    digest_of,
+    SignedData,
     open_regular,
     producer,
     read_manifest,
@@ -41,15 +39,13 @@ from gossamer.io.safe_files.tensors import (
 )
 from gossamer.training.checkpoint.state_tree import decode, encode
 
-FORMAT_NAME: Final = "gossamer-checkpoint"
-FORMAT_VERSION: Final = 1
 STATE_FILE = "state.safetensors"
 MIN_KEPT = 2
 _STEP = re.compile(r"step_(\d{8,})")
 _LEFTOVER = re.compile(r"step_\d{8,}\.tmp-[0-9a-f]{32}|\.step_\d{8,}\.lock")
 
 
-class CheckpointManifest(BaseModel):
+class CheckpointManifest(SignedData):
     """Everything about a checkpoint but the bytes of its tensors.
 
     Attributes:
@@ -61,29 +57,14 @@ class CheckpointManifest(BaseModel):
         state: the tree of `state_tree.encode`; tensors by their name in `STATE_FILE`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    format: Literal["gossamer-checkpoint"] = FORMAT_NAME
-    version: Literal[1] = FORMAT_VERSION
+    format: Literal["gossamer-checkpoint"] = "gossamer-checkpoint"
+    version: Literal[1] = 1
     producer: Annotated[str, Field(max_length=256)]
     step: Annotated[int, Field(ge=0, lt=2**63)]
     ranks: Annotated[int, Field(ge=1, le=2**20)] = 1
     run: dict[str, Any]
     files: dict[FileName, FileEntry]
     state: Any
-
-
-def parse_manifest(raw: bytes, where: str) -> CheckpointManifest:
-    """The manifest behind `raw`, or ArtifactError. Order: size, JSON, version, digest, schema."""
-    content = checked_content(
-        raw, where, (FORMAT_NAME, FORMAT_VERSION), "checkpoint", "Upgrade gossamer."
-    )
-    try:
-        return CheckpointManifest.model_validate_json(canonical_json(content))
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(ascii(part)[:80].strip("'") for part in fault["loc"])
-        raise ArtifactError(f"{where}: {place}: {ascii(fault['msg'][:200])[1:-1]}.") from error
 
 
 @dataclass(frozen=True)
@@ -149,16 +130,14 @@ class CheckpointStore:
         # State that is no tensor is small, but it must not be what fills the disk.
         needed = snapshot.num_bytes + 2 * len(f"{snapshot.plain}{snapshot.run}")
         with replace_directory(target, needed, _check_is_checkpoint) as folder:
-            file = write_file(folder / STATE_FILE, snapshot.tensors)
             manifest = CheckpointManifest(
                 producer=producer(),
                 step=snapshot.step,
                 run=dict(snapshot.run),
-                files={STATE_FILE: FileEntry(size=file.size, sha256=file.sha256)},
+                files={STATE_FILE: write_file(folder / STATE_FILE, snapshot.tensors)},
                 state=snapshot.plain,
             )
-            content = manifest.model_dump(mode="json")
-            raw = pretty_json({**content, "digest": digest_of(content)})
+            raw = manifest.to_bytes()
             if len(raw) > MAX_MANIFEST_BYTES:
                 raise InputError(
                     f"{target}: {len(raw)} bytes of state are no tensors; at most"
@@ -289,7 +268,7 @@ def _open_manifest(path: Path) -> CheckpointManifest:
     """The manifest, checked against the names and sizes of the files beside it."""
     where = str(path / MANIFEST_FILE)
     try:
-        manifest = parse_manifest(read_manifest(path), where)
+        manifest = CheckpointManifest.parse(read_manifest(path), where)
         if set(manifest.files) != {STATE_FILE}:
             raise ArtifactError(f"{where}: must list {STATE_FILE} and nothing else.")
         if path.name != _folder_name(manifest.step):

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.io.safe_files.checks import available_bytes
+from gossamer.nn.layer_kinds import MOVING
 from gossamer.nn.surgery.carried import carried_by_calls
 from gossamer.training.growth.roles import Anatomy, anatomy_of, axes_of, layer_of, role_of
 from gossamer.training.growth.tensors import Axes, Factors
@@ -217,6 +218,11 @@ def _refuse_wrapped(model: nn.Module) -> None:
         if isinstance(module, DistributedDataParallel):
             raise InputError(
                 "grow: unwrap DistributedDataParallel first, and wrap the larger model."
+            )
+        if module in MOVING:
+            raise InputError(
+                f"grow: a schedule moves the mask of {name}. Grow first and attach the schedule to"
+                " the larger model, or call close() of its controller once masks are final."
             )
         why = carried_by_calls(module)
         if why is not None:

@@ -7,9 +7,8 @@ loop asks of a sparsity schedule. `settings` has the rest of the settings, `proc
 out the steps, `endings` how a run ends before its time.
 """
 
-from gossamer.training.loop.control import Control
 from gossamer.training.loop.loop import Loop
-from gossamer.training.loop.run import Objective, Progress, Surroundings, TrainingRun
+from gossamer.training.loop.run import Control, Objective, Progress, Surroundings, TrainingRun
 from gossamer.training.loop.settings import LearningRate, LoopSettings
 
 __all__ = [

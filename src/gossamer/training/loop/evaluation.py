@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured in the middle of a run: numbers beside the minutes they took, the best state."""
+"""What is watched in the middle of a run: numbers beside the minutes they took, the best state.
+
+At the moment at which the masks are final the state shrinks, and the log says by how much.
+"""
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +16,13 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
+from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.surgery.compaction import compact
 from gossamer.training.checkpoint.random_state import undisturbed_random
-from gossamer.training.loop.run import TrainingRun
+from gossamer.training.loop.processes import Processes
+from gossamer.training.memory import measure
+from gossamer.training.modes import choose_modes
+from gossamer.training.optim import SmallStateOptimizer
 
 
 class Stopwatch:
@@ -106,13 +116,14 @@ class BestState:
 class EvaluationWatch:
     """Evaluates, keeps the time of the run, and follows its best state."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, processes: Processes) -> None:
+        run = processes.run
         self.quality: dict[str, float] = {}
         self.last_step = -1
         name = run.settings.keep_best
         self.best = None if name is None else BestState(run.model, name)
         self.time = Stopwatch(run.around.clock)
-        self._run = run
+        self._run, self._processes = run, processes
 
     def position(self) -> float:
         """Steps taken, or as many as the minutes that are over stand for, if those are more."""
@@ -130,7 +141,7 @@ class EvaluationWatch:
         model.eval()
         with undisturbed_random(), torch.no_grad():
             if around.evaluate is not None:
-                found.update(around.evaluate(model))
+                found.update(self._processes.numbers(around.evaluate, model))
             if around.watch is not None:
                 with self.time.paused():
                     found.update(around.watch(model))
@@ -141,3 +152,70 @@ class EvaluationWatch:
             self.best.look(self.last_step, self.quality)
         wall, cpu = (round(seconds / 60, 4) for seconds in self.time.read())
         return {"minutes": wall, "cpu_minutes": cpu, **self.quality}
+
+
+_TIMED_STEPS = 10
+
+
+class CompactionWatch:
+    """Compacts the model of a run once, and times the steps before and after."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.is_done = False
+        self.is_moot = False
+        self._processes = processes
+        self._before: deque[float] = deque(maxlen=_TIMED_STEPS)
+        self._after: list[float] | None = None
+
+    def compact(self) -> dict[str, Any] | None:
+        """Compact the model; what changed, or None if there is nothing to do."""
+        run = self._processes.run
+        settings, model = run.settings, run.model
+        if settings.compaction == "off" or not any(sparse_layers(model, "masked")):
+            self.is_moot = True
+            return None
+        bytes_before = measure(model, run.optimizer).total_bytes
+        result = compact(model, run.optimizer, mode=settings.mode)
+        if settings.split_masters:
+            self._split_masters()
+        choices = []
+        if settings.compaction == "auto":
+            choices = choose_modes(model, settings.tokens, example=run.around.example)
+        self.is_done = True
+        self._after = []
+        return {
+            "layers": len(result.compacted),
+            "left_masked": sorted(result.left_masked),
+            "weights": result.num_weights,
+            "values": result.num_values,
+            "sparsity": self._processes.sparsity(),
+            "bytes_before": bytes_before,
+            "bytes_after": measure(model, run.optimizer).total_bytes,
+            "modes": {choice.layer: choice.mode for choice in choices},
+        }
+
+    def after_step(self, elapsed_ms: float) -> Iterator[dict[str, Any]]:
+        """Note the time of a step; the comparison, once enough steps after it were timed."""
+        if self._after is None:
+            self._before.append(elapsed_ms)
+            return
+        self._after.append(elapsed_ms)
+        # The first step after compaction warms up and is unlike the others.
+        if len(self._after) == _TIMED_STEPS + 1:
+            yield {
+                "ms_before": statistics.median(self._before) if self._before else None,
+                "ms_after": statistics.median(self._after[1:]),
+                "bytes_after": self._processes.state_bytes(),
+            }
+
+    def _split_masters(self) -> None:
+        run = self._processes.run
+        if not isinstance(run.optimizer, SmallStateOptimizer):
+            raise InputError(
+                f"split_masters: {type(run.optimizer).__name__} has no split masters. Use an"
+                " optimizer of gossamer.training.optim."
+            )
+        layers = [layer for _, layer in sparse_layers(run.model, "compact")]
+        run.optimizer.split_masters([layer.values for layer in layers])
+        for layer in layers:
+            layer.refresh()

@@ -32,12 +32,17 @@ from gossamer.training.checkpoint.restoring import (
     restore_optimizer,
 )
 from gossamer.training.growth import GrowthStep, GrowthWatch, grow
-from gossamer.training.loop.compaction_watch import CompactionWatch
-from gossamer.training.loop.control import Control, NoControl, ScheduleEvent
 from gossamer.training.loop.endings import Interrupts, TrainingDiverged, TrainingStopped
-from gossamer.training.loop.evaluation import EvaluationWatch
+from gossamer.training.loop.evaluation import CompactionWatch, EvaluationWatch
 from gossamer.training.loop.processes import Agreement, Processes, loss_of, recomputing
-from gossamer.training.loop.run import Objective, Surroundings, TrainingRun
+from gossamer.training.loop.run import (
+    Control,
+    NoControl,
+    Objective,
+    ScheduleEvent,
+    Surroundings,
+    TrainingRun,
+)
 from gossamer.training.loop.settings import LoopSettings
 from gossamer.training.optim import SmallStateOptimizer
 
@@ -88,7 +93,7 @@ class Loop(TrainingRun):
         self.in_a_row = 0
         self.rate_shift = 0
         self.compaction = CompactionWatch(self.processes)
-        self.evaluation = EvaluationWatch(self)
+        self.evaluation = EvaluationWatch(self.processes)
         self.best = self.evaluation.best
         self._writer = around.writer
         # The objective, if it has a state: a teacher that remembers, a loss with parameters.

@@ -17,8 +17,14 @@ from gossamer.ops.addresses import runs_native
 from gossamer.ops.training.optimizer_passes import adamw_step
 from gossamer.training.optim.base import Master, Moments, ParamGroup, SmallStateOptimizer
 from gossamer.training.optim.codes import StoredMoment
-from gossamer.training.optim.dither import native_dither
-from gossamer.training.optim.pieces import LOW, Stretch, needs_dither, numbers_of, stretches
+from gossamer.training.optim.pieces import (
+    LOW,
+    Stretch,
+    native_dither,
+    needs_dither,
+    numbers_of,
+    stretches,
+)
 
 MEAN = StoredMoment("exp_avg", signed=True)
 SQUARE = StoredMoment("exp_avg_sq", signed=False)

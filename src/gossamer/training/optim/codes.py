@@ -7,7 +7,7 @@ octaves for second moments and 15 for signed ones; smaller second moments are ra
 code, smaller signed ones become 0. Linear codes lose small second moments to 0, which divides by
 it. Exponents are whole, so that a code moves to another block without a change of its number.
 
-Rounding is down after adding an offset in [0, 1): 0.5 is to nearest, see `dither.py`. A
+Rounding is down after adding an offset in [0, 1): 0.5 is to nearest, see `pieces.py`. A
 `StoredMoment` is how an optimizer keeps a moment: as such codes with exponents, or as numbers.
 """
 

@@ -6,7 +6,7 @@ half is kept as it is, read as a signed number. Then `bits == (weight << 16) + l
 number: the weight was rounded up exactly where the signed low half is negative. A remainder against
 `.to(bfloat16)` (halves to even) would need 17 bits: it overflows on ties.
 
-With 8 low bits the master has 24: what lies below is carried by a dither, see `dither.py`.
+With 8 low bits the master has 24: what lies below is carried by a dither, see `pieces.py`.
 """
 
 import torch

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.surgery.optimizer_state import Convert, convert_state
 
 
 class SideBySide(torch.optim.Optimizer):
@@ -47,6 +49,13 @@ class SideBySide(torch.optim.Optimizer):
         # torch's load_state_dict puts new groups and a new state into place.
         super().__setstate__(state)
         self._share()
+
+    def mapped_state(self, param: nn.Parameter, convert: Convert) -> dict[str, Any]:
+        """The state of `param` at other positions, as the optimizer that holds it moves it."""
+        for each in self.optimizers:
+            if any(param is held for group in each.param_groups for held in group["params"]):
+                return convert_state(each, param, convert)
+        return {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -9,10 +9,9 @@
 """
 
 from gossamer.training.recovery.activation_sparsity import measure_activation_sparsity
-from gossamer.training.recovery.compact_form import compact_form
 from gossamer.training.recovery.fake_int8 import fake_int8
 from gossamer.training.recovery.lora import add_adapters, merge_adapters
-from gossamer.training.recovery.run import HELD_OUT, RecoverySchedule, recover
+from gossamer.training.recovery.run import HELD_OUT, RecoverySchedule, compact_form, recover
 
 __all__ = [
     "HELD_OUT",

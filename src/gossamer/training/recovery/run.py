@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A short training run that wins back what pruning cost: masks are held, the best state is kept.
 
-Compact layers hold their masks by construction, masked ones in forward.
+Compact layers hold their masks by construction, masked ones in forward. Masked layers may be in
+compact form for the time of a run, then masked again: gradients, moments and kept states are
+vectors of kept values; dense weights do not exist meanwhile.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,9 +17,16 @@ from torch import nn
 
 from gossamer.data import Batches, RepeatedBatches
 from gossamer.errors import InputError
+from gossamer.nn.layer_kinds import sparse_layers
+from gossamer.nn.layers.tables import table_of
+from gossamer.nn.surgery import replace_module
+from gossamer.nn.surgery.compaction import compact
 from gossamer.training.checkpoint import Checkpoint
 from gossamer.training.loop import LearningRate, Loop, LoopSettings, Objective, Surroundings
 from gossamer.training.loop.settings import Shape
+from gossamer.training.modes import ModeChoice, choose_modes
+from gossamer.training.optim import SideBySide
+from gossamer.training.optim.tables import TableAdam
 
 HELD_OUT = "held_out_loss"
 
@@ -82,6 +92,28 @@ class RecoverySchedule:
         )
 
 
+def _optimizer(
+    model: nn.Module, trained: Sequence[nn.Parameter], rate: float
+) -> torch.optim.Optimizer:
+    """AdamW; rows of tables that are trained in few bits by the same rule, where they were touched.
+
+    Gradients of such tables hold touched rows, which AdamW does not take.
+    """
+    tables = {
+        id(table.get_parameter("weight"))
+        for table in map(table_of, model.modules())
+        if table is not None and table.form == "trained"
+    }
+    dense = [parameter for parameter in trained if id(parameter) not in tables]
+    rows = [parameter for parameter in trained if id(parameter) in tables]
+    made: list[torch.optim.Optimizer] = []
+    if dense:
+        made.append(torch.optim.AdamW(dense, lr=rate, weight_decay=0.0))
+    if rows:
+        made.append(TableAdam(rows, lr=rate))
+    return made[0] if len(made) == 1 else SideBySide(made)
+
+
 def recover(
     model: nn.Module,
     objective: Objective,
@@ -115,7 +147,7 @@ def recover(
         around = replace(around, evaluate=lambda net: {HELD_OUT: validate(net)})
     loop = Loop(
         model,
-        torch.optim.AdamW(trained, lr=schedule.rate, weight_decay=0.0),
+        _optimizer(model, trained, schedule.rate),
         objective,
         RepeatedBatches(list(batches)) if isinstance(batches, list | tuple) else batches,
         schedule.loop_settings(keep_best=validate is not None),
@@ -132,3 +164,28 @@ def recover(
             module.training = training
         model.zero_grad()
     return loop
+
+
+@contextmanager
+def compact_form(model: nn.Module, tokens: int) -> Iterator[list[ModeChoice]]:
+    """Compact layers inside, each in the mode that is faster for `tokens` rows of a Linear's input.
+
+    Afterwards the same masked layers, with the same Parameters, hold what the compact ones learned.
+    Layers that were compact before stay compact, in the chosen mode.
+    """
+    masked = {name: layer for name, layer in sparse_layers(model, "masked") if layer.is_called}
+    left = compact(model).left_masked if masked else {}
+    now = dict(sparse_layers(model, "compact"))
+    pairs = [(layer, now[name]) for name, layer in masked.items() if name not in left]
+    for layer, _ in pairs:
+        weight = layer.weight_parameter()
+        weight.data = weight.data.new_empty(0)
+    try:
+        yield choose_modes(model, tokens)
+    finally:
+        # Tied layers share one weight, which is written once or twice alike.
+        for layer, compacted in pairs:
+            weight = layer.weight_parameter()
+            weight.data = compacted.dense_weight().detach()
+            weight.grad = None
+            replace_module(model, compacted, layer)

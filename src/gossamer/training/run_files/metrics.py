@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.documents import parse_object
 from gossamer.named_files import read_named
 
 _MAX_BYTES = 2**32
@@ -99,10 +98,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in read_named(path, _MAX_BYTES).split(b"\n")[:-1]:
         try:
-            record = parse_json(line, str(path), max_bytes=MAX_MANIFEST_BYTES)
+            record = parse_object(line, str(path))
         except ArtifactError:
-            break
-        if not isinstance(record, dict):
             break
         records.append(record)
     return records

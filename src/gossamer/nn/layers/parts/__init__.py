@@ -8,12 +8,14 @@ the rules for masks.
 """
 
 from gossamer.nn.layers.parts.dense_home import DenseHome, MayGiveUpValues
-from gossamer.nn.layers.parts.mask_rules import (
+from gossamer.nn.layers.parts.sparse_layer import (
+    Form,
+    GradientSum,
+    SparseLayer,
     check_float_weight,
     check_layer_mask,
     fault_in_stored_mask,
 )
-from gossamer.nn.layers.parts.sparse_layer import Form, GradientSum, SparseLayer
 
 __all__ = [
     "DenseHome",

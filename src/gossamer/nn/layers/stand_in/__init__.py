@@ -5,7 +5,11 @@
 it is an error with advice, a `Refusal`. `ConvAttributes` are what models read of a convolution.
 """
 
-from gossamer.nn.layers.stand_in.conv_attributes import ConvAttributes
-from gossamer.nn.layers.stand_in.weight_stand_in import HasNoWeight, Refusal, WeightStandIn
+from gossamer.nn.layers.stand_in.weight_stand_in import (
+    ConvAttributes,
+    HasNoWeight,
+    Refusal,
+    WeightStandIn,
+)
 
 __all__ = ["ConvAttributes", "HasNoWeight", "Refusal", "WeightStandIn"]

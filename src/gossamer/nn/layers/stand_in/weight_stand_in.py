@@ -2,11 +2,13 @@
 """What `.weight` gives on a layer that has no dense weight: dtype, device and shape, no numbers.
 
 Models read `layer.weight.dtype` to cast their inputs (T5, ViT, CLIP), which must go on working.
-A model that computes with the weight itself needs numbers, and is told what to do.
+A model that computes with the weight itself needs numbers, and is told what to do. Models read the
+attributes of nn.Conv2d, too, which such layers hold as one `ConvSettings`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from gossamer.errors import GossamerError, InputError
+from gossamer.ops.conv import ConvSettings, Pair
 
 _ATTRIBUTES = frozenset(
     {"dtype", "device", "shape", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn"}
@@ -112,3 +115,21 @@ def _needs_no_numbers(func: Any) -> bool:
     if name == "__get__":
         return getattr(func.__self__, "__name__", "") in _ATTRIBUTES
     return name in _METHODS
+
+
+class ConvAttributes:
+    """`in_channels`, `kernel_size`, `stride` and so on, out of `settings`."""
+
+    settings: ConvSettings
+    in_channels: int
+    out_channels: int
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair | str
+    dilation: Pair
+    groups: int
+    padding_mode: str
+
+
+for _field in fields(ConvSettings):
+    setattr(ConvAttributes, _field.name, property(attrgetter(f"settings.{_field.name}")))

@@ -13,6 +13,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.layers.parts import Form
+from gossamer.nn.layers.tables.following import Following
 from gossamer.ops.table import Bags, Rounding, Rows
 
 MODES = ("sum", "mean")
@@ -73,6 +74,11 @@ class TableLayer(nn.Module, ABC):
     @abstractmethod
     def rows(self) -> Rows:
         """The rows as kernels see them; a view, never a copy."""
+
+    @property
+    def following(self) -> Following | None:
+        """What a scale that follows lookups is made of; None without one."""
+        return None
 
     @property
     def stock_name(self) -> str:

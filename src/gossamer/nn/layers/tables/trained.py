@@ -19,11 +19,11 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.nn.layers.tables.base import TableLayer, check_stock
+from gossamer.nn.layers.tables.following import MOST_CLIPPED, Following
 from gossamer.ops.table import Bags, Rounding, Rows, encode_rows, pool, settled
 from gossamer.ops.table.training import Seen, trained_pool
 
 PERIOD: Final = 200
-MOST_CLIPPED: Final = 0.01  # of the numbers that were looked up; beyond, the next step is exact
 
 Trained = TypeVar("Trained", bound="TrainedTable")
 
@@ -102,6 +102,7 @@ class TrainedTable(TableLayer):
             num_embeddings, embedding_dim, padding_idx, rounding, mode, include_last_offset
         )
         self.quantising = how
+        self._looked_up = 0
         stored = num_embeddings if num_rows is None else num_rows
         has_map = num_rows is not None
         room = {"device": device}
@@ -138,6 +139,13 @@ class TrainedTable(TableLayer):
         if self.top is not None and self.rounding is not None:
             scales = self.rounding.scales_of(self.top).reshape(1)
         return Rows(self.weight, self.embedding_dim, self.rounding, scales, self.row_map)
+
+    @property
+    def following(self) -> Following | None:
+        """See `TableLayer`."""
+        if self.top is None or self.counts is None:
+            return None
+        return Following(self.top, self.counts, self._looked_up)
 
     @property
     def scale(self) -> torch.Tensor | None:
@@ -196,7 +204,9 @@ class TrainedTable(TableLayer):
             return
         if seen.top > float(self.top):
             self.top.fill_(seen.top)
-        many = seen.clipped > MOST_CLIPPED * len(bags.ids) * self.embedding_dim
+        numbers = len(bags.ids) * self.embedding_dim
+        self._looked_up += numbers
+        many = seen.clipped > MOST_CLIPPED * numbers
         steps = 0 if many else int(self.counts[0]) - 1
         self.counts.copy_(torch.tensor([steps, int(self.counts[1]) + seen.clipped]))
 

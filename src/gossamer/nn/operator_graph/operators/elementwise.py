@@ -31,10 +31,6 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b, rounding_mode="trunc") if whole else torch.div(a, b)
 
 
-def _modulo(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
-    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
-
-
 def _cast(x: Tensor, *, to: int, saturate: int = 1) -> Tensor:
     if to not in DTYPES:
         raise InputError(f"Cast: data type {to} is none of {sorted(DTYPES)}.")
@@ -45,22 +41,6 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None, /) -
     if low is not None:
         x = torch.maximum(x, low)
     return x if high is None else torch.minimum(x, high)
-
-
-def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
-def _leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return F.leaky_relu(x, alpha)
-
-
-def _elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.elu(x, alpha)
-
-
-def _hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    return (alpha * x + beta).clamp(0, 1)
 
 
 def _dropout(
@@ -78,36 +58,15 @@ def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
     return over_all
 
 
-# Functions of torch say nothing of the inputs they take.
-def _of_one(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda x: function(x)
-
-
-def _of_two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda a, b: function(a, b)
-
-
-_ONE: dict[str, Callable[[Tensor], Tensor]] = {
-    "Abs": torch.abs,
-    "Ceil": torch.ceil,
-    "Erf": torch.erf,
-    "Exp": torch.exp,
-    "Floor": torch.floor,
-    "HardSwish": F.hardswish,
-    "IsNaN": torch.isnan,
-    "Log": torch.log,
-    "Neg": torch.neg,
-    "Not": torch.logical_not,
-    "Reciprocal": torch.reciprocal,
-    "Relu": torch.relu,
-    "Round": torch.round,
-    "Sigmoid": torch.sigmoid,
-    "Sign": torch.sign,
-    "Softplus": F.softplus,
-    "Sqrt": torch.sqrt,
-    "Tanh": torch.tanh,
-}
-_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+# Of one element, and of two with broadcasting. Functions of torch do not say what they take.
+ONE: dict[str, Callable[..., Any]] = {
+    name: getattr(torch, name.lower())
+    for name in (
+        *("Abs", "Ceil", "Erf", "Exp", "Floor", "IsNaN", "Log", "Neg", "Reciprocal", "Relu"),
+        *("Round", "Sigmoid", "Sign", "Sqrt", "Tanh"),
+    )
+} | {"HardSwish": F.hardswish, "Not": torch.logical_not, "Softplus": F.softplus}
+TWO: dict[str, Callable[..., Any]] = {
     "Add": torch.add,
     "And": torch.logical_and,
     "Equal": torch.eq,
@@ -120,12 +79,11 @@ _TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Sub": torch.sub,
     "Xor": torch.logical_xor,
 }
-# Elementwise with broadcasting: what comes out has the broadcast shape of what goes in.
+# The same, for functions that say what they take.
 BROADCASTING: dict[str, Callable[..., Any]] = {
-    **{name: _of_two(function) for name, function in _TWO.items()},
     "Div": _divide,
     "Pow": lambda a, b: torch.pow(a, b).to(a.dtype),
-    "Mod": _modulo,
+    "Mod": lambda a, b, *, fmod=0: torch.fmod(a, b) if fmod else torch.remainder(a, b),
     "Where": lambda condition, a, b: torch.where(condition, a, b),
     "Max": _folded(torch.maximum),
     "Min": _folded(torch.minimum),
@@ -133,12 +91,11 @@ BROADCASTING: dict[str, Callable[..., Any]] = {
     "Clip": _clip,
 }
 UNARY: dict[str, Callable[..., Any]] = {
-    **{name: _of_one(function) for name, function in _ONE.items()},
     "Cast": _cast,
     "Dropout": _dropout,
-    "Elu": _elu,
-    "Gelu": _gelu,
-    "HardSigmoid": _hard_sigmoid,
+    "Elu": lambda x, *, alpha=1.0: F.elu(x, alpha),
+    "Gelu": lambda x, *, approximate="none": F.gelu(x, approximate=approximate),
+    "HardSigmoid": lambda x, *, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1),
     "Identity": lambda x: x,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": lambda x, *, alpha=0.01: F.leaky_relu(x, alpha),
 }

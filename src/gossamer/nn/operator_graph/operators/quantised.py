@@ -105,34 +105,19 @@ def _matmul_integer(
     return (_shifted(a, a_zero, -2) @ _shifted(b, b_zero, -1)).to(torch.int32)
 
 
-def _conv_integer(  # noqa: PLR0913 - the operator's own
+def conv_integer(
     x: Tensor,
     weight: Tensor,
     x_zero: Tensor | None = None,
     w_zero: Tensor | None = None,
     /,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **window: Any,
 ) -> Tensor:
-    total = conv(
-        _shifted(x, x_zero, 1),
-        _shifted(weight, w_zero, 0),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        pads=pads,
-        strides=strides,
-    )
-    return total.to(torch.int32)
+    """The operator ConvInteger, whose attributes are those of Conv."""
+    return conv(_shifted(x, x_zero, 1), _shifted(weight, w_zero, 0), **window).to(torch.int32)
 
 
 QUANTISED: dict[str, Callable[..., Any]] = {
-    "ConvInteger": _conv_integer,
     "DequantizeLinear": dequantise,
     "DynamicQuantizeDequantize": lambda x: dequantise(*_dynamic(x)),
     "DynamicQuantizeLinear": _dynamic,

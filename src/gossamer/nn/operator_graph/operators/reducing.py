@@ -17,10 +17,6 @@ def _product(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     return x
 
 
-def _sum(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    return x.sum(dim, keepdim=keepdim, dtype=x.dtype)
-
-
 def _reduction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Axes are an attribute up to opset 12 or 17 and an input from then on."""
 
@@ -49,13 +45,6 @@ def _extreme(find: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return find(x, dim=axis, keepdim=bool(keepdims))
 
     return place
-
-
-def _over(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def over_axis(x: Tensor, *, axis: int = -1) -> Tensor:
-        return function(x, dim=axis)
-
-    return over_axis
 
 
 def _flat_softmax(x: Tensor, *, axis: int = 1) -> Tensor:
@@ -125,14 +114,14 @@ REDUCING: dict[str, Callable[..., Any]] = {
     "FlatSoftmax": _flat_softmax,
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
-    "LogSoftmax": _over(torch.log_softmax),
+    "LogSoftmax": lambda x, *, axis=-1: x.log_softmax(axis),
     "MatMul": lambda a, b: torch.matmul(a, b),
     "ReduceL2": _reduction(torch.linalg.vector_norm),
     "ReduceMax": _reduction(torch.amax),
     "ReduceMean": _reduction(torch.mean),
     "ReduceMin": _reduction(torch.amin),
     "ReduceProd": _reduction(_product),
-    "ReduceSum": _reduction(_sum),
+    "ReduceSum": _reduction(lambda x, dim, keepdim: x.sum(dim, keepdim=keepdim, dtype=x.dtype)),
     "ScaledAttention": _attention,
-    "Softmax": _over(torch.softmax),
+    "Softmax": lambda x, *, axis=-1: x.softmax(axis),
 }

@@ -149,10 +149,6 @@ def _check_places(low: int, high: int, size: int) -> None:
         )
 
 
-def _gather_elements(x: Tensor, indices: Tensor, /, *, axis: int = 0) -> Tensor:
-    return x.gather(axis, torch.where(indices < 0, indices + x.shape[axis], indices))
-
-
 def _gather_nd(x: Tensor, indices: Tensor, /, *, batch_dims: int = 0) -> Tensor:
     depth = indices.shape[-1]
     if not 0 <= batch_dims < min(x.ndim, indices.ndim) or batch_dims + depth > x.ndim:
@@ -252,7 +248,9 @@ SHAPING: dict[str, Callable[..., Any]] = {
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": lambda x, indices, *, axis=0: x.gather(
+        axis, torch.where(indices < 0, indices + x.shape[axis], indices)
+    ),
     "GatherND": _gather_nd,
     "Pad": _pad,
     "Range": _range,

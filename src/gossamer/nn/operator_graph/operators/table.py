@@ -2,8 +2,8 @@
 """The operators a graph may use, what each one takes, and how large its result can be.
 
 A function is its own description: positional parameters are inputs, keyword-only ones are
-attributes with their types. Whatever is not in a signature is refused by name, so an attribute of
-a newer opset cannot be overlooked.
+attributes with their types, or with defaults of these types. Whatever is not in a signature is
+refused by name, so an attribute of a newer opset cannot be overlooked.
 """
 
 import inspect
@@ -11,16 +11,16 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from gossamer.nn.operator_graph.operators.elementwise import BROADCASTING, UNARY
-from gossamer.nn.operator_graph.operators.quantised import QUANTISED
+from gossamer.nn.operator_graph.operators.elementwise import BROADCASTING, ONE, TWO, UNARY
+from gossamer.nn.operator_graph.operators.quantised import QUANTISED, conv_integer
 from gossamer.nn.operator_graph.operators.reducing import REDUCING
 from gossamer.nn.operator_graph.operators.shaping import SHAPING, broadcast
-from gossamer.nn.operator_graph.operators.windows import WINDOWS
+from gossamer.nn.operator_graph.operators.windows import WINDOWS, conv
 
 Attribute = int | float | str | tuple[int, ...]
 _WORDS = {int: "a whole number", float: "a finite number", str: "a text"}
@@ -33,8 +33,8 @@ class Operator:
     function: Callable[..., Any]
     min_inputs: int
     max_inputs: int | None
-    attributes: dict[str, type]
-    required: frozenset[str]
+    attributes: dict[str, type] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
 
     def fault(self, num_inputs: int, attributes: Mapping[str, object]) -> str | None:
         """What is wrong with a use of this operator, None if nothing is."""
@@ -72,7 +72,7 @@ def _describe(function: Callable[..., Any]) -> Operator:
         function=function,
         min_inputs=sum(p.default is p.empty for p in inputs),
         max_inputs=None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(inputs),
-        attributes={p.name: _plain_type(hints[p.name]) for p in named},
+        attributes={p.name: _plain_type(hints.get(p.name, type(p.default))) for p in named},
         required=frozenset(p.name for p in named if p.default is p.empty),
     )
 
@@ -86,7 +86,10 @@ def _plain_type(hint: Any) -> type:
 
 
 OPERATORS: Mapping[str, Operator] = types.MappingProxyType(
-    {
+    {name: Operator(function, 1, 1) for name, function in ONE.items()}
+    | {name: Operator(function, 2, 2) for name, function in TWO.items()}
+    | {"ConvInteger": replace(_describe(conv), function=conv_integer, max_inputs=4)}
+    | {
         name: _describe(function)
         for part in (BROADCASTING, UNARY, SHAPING, REDUCING, WINDOWS, QUANTISED)
         for name, function in part.items()
@@ -94,8 +97,8 @@ OPERATORS: Mapping[str, Operator] = types.MappingProxyType(
 )
 # Operators whose results are no larger than their largest input.
 _NEVER_LARGER = {
-    *UNARY, "DequantizeLinear", "QuantizeLinear", "Flatten", "Reshape", "Shape", "Size", "Slice",
-    "Split", "Squeeze", "Transpose", "Trilu", "Unsqueeze", "CumSum", "ArgMax", "ReduceMax",
+    *ONE, *UNARY, "DequantizeLinear", "QuantizeLinear", "Flatten", "Reshape", "Shape", "Size",
+    "Slice", "Split", "Squeeze", "Transpose", "Trilu", "Unsqueeze", "CumSum", "ArgMax", "ReduceMax",
     "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Softmax",
 }  # fmt: skip
 
@@ -111,7 +114,7 @@ def largest_result(operator: str, given: list[Tensor], axis: int) -> int | None:
     total = sum(tensor.numel() for tensor in given)
     if operator in _NEVER_LARGER or operator == "Concat":
         return total
-    if operator in BROADCASTING:
+    if operator in TWO or operator in BROADCASTING:
         return math.prod(broadcast(*(tensor.shape for tensor in given)))
     if operator == "ConstantOfShape":
         return abs(math.prod(int(size) for size in given[0].tolist()))

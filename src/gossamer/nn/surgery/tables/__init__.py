@@ -15,7 +15,7 @@ from gossamer.nn.surgery.replace import inherit_hooks, replace_module
 from gossamer.nn.surgery.tables.tied import TiedLinear
 from gossamer.nn.surgery.unchanged import unchanged_on_error
 
-__all__ = ["TiedLinear", "quantize_tables"]
+__all__ = ["TiedLinear", "as_trained", "is_ordinary_table", "quantize_tables"]
 
 _STOCK = (nn.Embedding, nn.EmbeddingBag)
 
@@ -48,7 +48,7 @@ def quantize_tables(
     Raises:
         InputError: there is no table, or one that is not supported.
     """
-    found = {name: module for name, module in model.named_modules() if type(module) in _STOCK}
+    found = {name: module for name, module in model.named_modules() if is_ordinary_table(module)}
     if not found:
         raise InputError(f"quantize_tables: {type(model).__name__} holds no torch.nn.Embedding.")
     heads = _heads(model, found)
@@ -67,9 +67,8 @@ def quantize_tables(
     made: dict[str, TableLayer] = {}
     with unchanged_on_error(model):
         for name, stock in found.items():
-            kind = Embedding if isinstance(stock, nn.Embedding) else EmbeddingBag
             try:
-                table = kind.from_dense(stock, **settings)
+                table = as_trained(stock, **settings)
             except InputError as error:
                 raise InputError(f"{name or 'model'}: {error}") from error
             inherit_hooks(table, stock)
@@ -81,6 +80,17 @@ def quantize_tables(
             inherit_hooks(tied, head)
             replace_module(model, head, tied)
     return made
+
+
+def is_ordinary_table(module: nn.Module) -> bool:
+    """Whether it is a `torch.nn.Embedding` or `EmbeddingBag`, and nothing derived from them."""
+    return type(module) in _STOCK
+
+
+def as_trained(ordinary: Any, **settings: Any) -> TableLayer:
+    """The trained form of an ordinary table, whose Parameter it shares; see `quantize_tables`."""
+    kind = Embedding if isinstance(ordinary, nn.Embedding) else EmbeddingBag
+    return kind.from_dense(ordinary, **settings)
 
 
 def _heads(model: nn.Module, tables: dict[str, nn.Module]) -> dict[str, nn.Linear]:

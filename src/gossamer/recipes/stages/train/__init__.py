@@ -2,9 +2,11 @@
 """What a `train` stage says, section by section.
 
 `Train` is the stage; its sections are `Architecture`, `OptimizerSettings`, `CheckpointSettings`,
-`QuantizedTables`, the `Mesh` of processes, and in `grow.py` how the model grows on the way.
+`QuantizedTables`, `GraphSettings`, the `Mesh` of processes, and in `grow.py` how the model grows on
+the way.
 """
 
+from gossamer.recipes.stages.train.graph import GraphSettings
 from gossamer.recipes.stages.train.mesh import Mesh
 from gossamer.recipes.stages.train.tables import QuantizedTables
 from gossamer.recipes.stages.train.train import (
@@ -17,6 +19,7 @@ from gossamer.recipes.stages.train.train import (
 __all__ = [
     "Architecture",
     "CheckpointSettings",
+    "GraphSettings",
     "Mesh",
     "OptimizerSettings",
     "QuantizedTables",

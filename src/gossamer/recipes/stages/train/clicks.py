@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gossamer.recipes.base import Found, Settings, as_list
+from gossamer.recipes.base import Found, Raw, Settings, as_list
 from gossamer.training.distributed import AXES
 
 _MAX_ROWS = 2**31 - 1
@@ -105,7 +105,7 @@ class ClicksSettings(Settings):
         return {"name": given.column, "columns": names, "separator": given.separator, **rules}
 
 
-def clicks_faults(train: Mapping[str, Any]) -> Found:
+def clicks_faults(train: Raw) -> Found:
     """Settings of a click log that do not go together, or that are given to another task."""
     task, data = train.get("task"), train.get("data")
     clicks = data.get("clicks") if isinstance(data, Mapping) else None
@@ -127,6 +127,25 @@ def clicks_faults(train: Mapping[str, Any]) -> Found:
     by = split.get("by", "hash") if isinstance(split, Mapping) else "hash"
     if (by == "time") != (clicks.get("time") is not None):
         yield f"{where}.time", "goes with split: {by: time}, and only with it."
+    yield from _mesh_faults(train)
+
+
+def _mesh_faults(train: Mapping[str, Any]) -> Found:
+    """What several processes cannot do with tables."""
     mesh = train.get("mesh")
-    if isinstance(mesh, Mapping) and any(mesh.get(axis, 1) != 1 for axis in AXES):
-        yield "mesh", "task clicks is trained by one process; leave mesh out."
+    if not isinstance(mesh, Mapping):
+        return
+    for axis in AXES:
+        if axis != "data" and mesh.get(axis, 1) != 1:
+            yield f"mesh.{axis}", "task clicks is trained by replicas; use data alone."
+    tables, evaluation = mesh.get("tables"), train.get("evaluation")
+    if not isinstance(tables, Mapping) or tables.get("shard", "none") == "none":
+        return
+    where = "mesh.tables.shard"
+    if train.get("quantize_tables") is not None:
+        yield where, "tables in few bits are whole on every rank; use shard: none."
+    if isinstance(evaluation, Mapping) and evaluation.get("keep") == "best":
+        yield where, "no rank holds the whole best state; use shard: none, or leave keep out."
+    optimizer = train.get("optimizer")
+    if not isinstance(optimizer, Mapping) or optimizer.get("tables") is None:
+        yield where, "goes with optimizer: {tables: {name: adagrad}}: gradients of touched rows."

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gossamer.recipes.base import Found, Seed, Settings
+from gossamer.recipes.base import Found, Raw, Seed, Settings
 from gossamer.recipes.stages.schedules import SCHEDULES, Moment, step_of
 
 
@@ -70,7 +70,7 @@ class GrowSettings(Settings):
     seed: Seed = Field(default=0, description="Of everything drawn.")
 
 
-def grow_faults(train: Mapping[str, Any]) -> Found:
+def grow_faults(train: Raw) -> Found:
     """(dotted field, message) of growths that do not fit the run."""
     growths = train.get("grow")
     if not isinstance(growths, list | tuple) or not growths:
@@ -83,7 +83,7 @@ def grow_faults(train: Mapping[str, Any]) -> Found:
         yield "grow", f"{name} has no residual stream that could grow; gpt and encoder have."
 
 
-def _schedule_faults(train: Mapping[str, Any], growths: list[Mapping[str, Any]]) -> Found:
+def _schedule_faults(train: Raw, growths: list[Raw]) -> Found:
     """First the model has its last size, then a schedule moves its masks."""
     schedule: Any = train.get("schedule")
     kind = schedule.get("kind") if isinstance(schedule, Mapping) else None

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from gossamer.recipes.base import Settings
+from gossamer.recipes.base import Batch, Settings
 from gossamer.training.distributed import MeshSizes
 
 _Ranks = Annotated[int, Field(ge=1, le=2**16)]
@@ -37,7 +37,7 @@ class Mesh(Settings):
     """Parts of every parameter, with different samples."""
     tensor: _Ranks = 1
     """Parts of the heads and filters of every block."""
-    microbatches: int | None = Field(default=None, ge=1, le=2**20)
+    microbatches: Batch | None = None
     """Of a rank's samples in a pipeline; null: two per stage where they divide."""
     schedule: Literal[
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "message-driven"

@@ -2,11 +2,11 @@
 """`quantize_tables:` of a `train` stage: embedding tables that are trained in few bits."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from gossamer.recipes.base import MAX_STEPS, Found, Settings
+from gossamer.recipes.base import MAX_STEPS, Found, Raw, Settings
 
 
 class QuantizedTables(Settings):
@@ -22,7 +22,7 @@ class QuantizedTables(Settings):
     """Scales are fp16 numbers, for an exact export to torch's 4-bit bags."""
 
 
-def quantized_faults(train: Mapping[str, Any]) -> Found:
+def quantized_faults(train: Raw) -> Found:
     """Settings of tables in few bits that do not go together."""
     if not isinstance(train.get("quantize_tables"), Mapping):
         return

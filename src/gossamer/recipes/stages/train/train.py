@@ -13,37 +13,65 @@ from pydantic import BeforeValidator, Field
 from gossamer.errors import InputError
 from gossamer.recipes.base import (
     MAX_STEPS,
+    Batch,
+    BelowOne,
+    Decay,
     Found,
+    Fraction,
+    Positive,
+    Raw,
+    RunSteps,
     Seed,
     Settings,
+    Size,
     StageSettings,
     as_list,
 )
 from gossamer.recipes.phrases import show
 from gossamer.recipes.stages.schedules import Moment, Schedule
 from gossamer.recipes.stages.train.clicks import ClicksSettings, clicks_faults
+from gossamer.recipes.stages.train.graph import (
+    LINK_MODELS,
+    NODE_MODELS,
+    GraphSettings,
+    graph_faults,
+)
 from gossamer.recipes.stages.train.grow import GrowSettings, grow_faults
 from gossamer.recipes.stages.train.mesh import Mesh
 from gossamer.recipes.stages.train.tables import QuantizedTables, quantized_faults
 from gossamer.training.distributed import AXES, MeshSizes, split_batch
 
-Task = Literal["images", "text", "labelled", "clicks"]
-ModelName = Literal["mlp", "cnn", "gpt", "encoder", "dlrm"]
+Task = Literal["images", "text", "labelled", "clicks", "graph"]
+ModelName = Literal[
+    "mlp",
+    "cnn",
+    "gpt",
+    "encoder",
+    "dlrm",
+    "gcn",
+    "sage",
+    "gin",
+    "gat",
+    "gatv2",
+    "lightgcn",
+]
 # Task -> models that fit it; the first one is the default.
 _TASK_MODELS = {
     "images": ("mlp", "cnn"),
     "text": ("gpt",),
     "labelled": ("encoder",),
     "clicks": ("dlrm",),
+    "graph": (*NODE_MODELS, *LINK_MODELS),
 }
 # Section -> setting -> the models or optimizers that have it.
 _OWNERS = {
     "model": {
-        "heads": ("gpt", "encoder"),
+        "heads": ("gpt", "encoder", "gat", "gatv2"),
         "context": ("gpt", "encoder"),
         "activation": ("mlp",),
         "tied": ("gpt",),
-        "layers": ("mlp", "cnn", "gpt", "encoder"),
+        "layers": ("mlp", "cnn", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
+        "dropout": NODE_MODELS,
         "bottom": ("dlrm",),
         "top": ("dlrm",),
         "pooling": ("dlrm",),
@@ -68,14 +96,14 @@ class Architecture(Settings):
     """The model that is built; sizes of inputs and outputs come from the data."""
 
     name: ModelName
-    """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks."""
-    width: int = Field(default=128, ge=1, le=65536)
+    """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks; else graphs."""
+    width: Size = 128
     """Features of a layer, channel or row of a table."""
     layers: int = Field(default=2, ge=1, le=1024)
     """Hidden layers, stages or blocks."""
     heads: int | None = Field(default=None, ge=1, le=1024)
     """Attention heads."""
-    context: int | None = Field(default=None, ge=1, le=65536)
+    context: Size | None = None
     """Tokens of a window."""
     activation: Literal["relu", "gelu", "silu"] | None = None
     """Between the layers of an mlp."""
@@ -87,6 +115,8 @@ class Architecture(Settings):
     """dlrm: inner sizes of the MLP behind the interaction, such as [64, 32]."""
     pooling: Literal["sum", "mean"] | None = None
     """dlrm: of several ids of one category."""
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """gcn, sage, gin, gat, gatv2: of features and attention; null: 0.5."""
 
 
 class TrainData(Settings):
@@ -96,10 +126,12 @@ class TrainData(Settings):
     """Of texts: bytes, or byte pairs learned from them."""
     vocabulary: int = Field(default=4096, ge=257, le=2**20)
     """Entries of the bpe."""
-    holdout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    holdout: BelowOne = 0.1
     """Of texts: measured on, not trained on."""
     clicks: ClicksSettings | None = None
     """Of click logs: what the columns are."""
+    graph: GraphSettings | None = None
+    """Of graphs: what is learned, and how the file is taken."""
 
 
 class TableOptimizerSettings(Settings):
@@ -107,9 +139,9 @@ class TableOptimizerSettings(Settings):
 
     name: Literal["adagrad", "sgd", "adam"] = "adagrad"
     """Which optimizer."""
-    lr: float = Field(default=0.05, gt=0.0, le=1e3)
+    lr: Positive = 0.05
     """Peak learning rate."""
-    weight_decay: float = Field(default=0.0, ge=0.0, le=10.0)
+    weight_decay: Decay = 0.0
     """Always 0: decay would move every row in every step."""
 
 
@@ -118,13 +150,13 @@ class OptimizerSettings(Settings):
 
     name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
     """Which optimizer."""
-    lr: float = Field(default=1e-3, gt=0.0, le=1e3)
+    lr: Positive = 1e-3
     """Peak learning rate."""
-    weight_decay: float = Field(default=0.01, ge=0.0, le=10.0)
+    weight_decay: Decay = 0.01
     """Of weights; biases and norms have none."""
     betas: Annotated[tuple[float, float], BeforeValidator(as_list)] | None = None
     """adamw, lamb: decay of both moments, such as [0.9, 0.999]."""
-    momentum: float | None = Field(default=None, ge=0.0, lt=1.0)
+    momentum: BelowOne | None = None
     """sgd, lars."""
     nesterov: bool | None = None
     """sgd."""
@@ -146,9 +178,9 @@ class RateSettings(Settings):
     """How it falls after the rise; wsd: stable first, then linearly."""
     warmup: Moment = 0.05
     """The rise: steps, or a fraction of the run."""
-    floor: float = Field(default=0.0, ge=0.0, le=1.0)
+    floor: Fraction = 0.0
     """At the end, as a fraction of the peak."""
-    decay: float = Field(default=0.2, ge=0.0, le=1.0)
+    decay: Fraction = 0.2
     """wsd: the last part of the run, in which it falls."""
 
 
@@ -176,17 +208,17 @@ class Train(StageSettings):
     """A training run. `steps` or `epochs` says how long."""
 
     task: Task
-    """What is learned: images, text (next token), labelled (texts), clicks."""
+    """What is learned: images, text (next token), labelled (texts), clicks, graph."""
     model: Architecture | None = None
     """The model that is built, unless --model gives one."""
     data: TrainData = TrainData()
-    steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
+    steps: RunSteps | None = None
     """Optimizer steps."""
     epochs: float | None = Field(default=None, gt=0.0, le=1e6)
     """Passes over the data, instead of steps."""
-    batch: int = Field(default=64, ge=1, le=2**20)
+    batch: Batch = 64
     """Samples of one backward pass."""
-    accumulate: int = Field(default=1, ge=1, le=2**20)
+    accumulate: Batch = 1
     """Backward passes of one step."""
     clip: float | None = Field(default=1.0, gt=0.0)
     """Largest norm of the gradient; null: not clipped."""
@@ -206,7 +238,7 @@ class Train(StageSettings):
     """Once masks are final: auto measures the mode of each layer, off stays masked."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-    log_every: int = Field(default=10, ge=1, le=MAX_STEPS)
+    log_every: RunSteps = 10
     """Steps between two lines."""
     mesh: Mesh | None = None
     """The grid of processes under torchrun; null: one process."""
@@ -214,7 +246,7 @@ class Train(StageSettings):
     """Of weights, dropout and the order of data."""
 
     @classmethod
-    def faults(cls, raw: Mapping[str, Any]) -> Found:
+    def faults(cls, raw: Raw) -> Found:
         """Settings that do not go together; fields of sections are dotted."""
         for rule in (
             _length_faults,
@@ -225,6 +257,7 @@ class Train(StageSettings):
             _best_faults,
             grow_faults,
             clicks_faults,
+            graph_faults,
             quantized_faults,
         ):
             yield from rule(raw)
@@ -236,7 +269,7 @@ class Train(StageSettings):
         return max(1, round((self.epochs or 1.0) * batches_per_epoch / self.accumulate))
 
 
-def _length_faults(train: Mapping[str, Any]) -> Found:
+def _length_faults(train: Raw) -> Found:
     given = [name for name in ("steps", "epochs") if train.get(name) is not None]
     if not given:
         yield "steps", "is missing; say how long to train with steps, or with epochs."
@@ -244,7 +277,7 @@ def _length_faults(train: Mapping[str, Any]) -> Found:
         yield "epochs", "steps is given too; say how long to train with one of them."
 
 
-def _model_faults(train: Mapping[str, Any]) -> Found:
+def _model_faults(train: Raw) -> Found:
     task, model = train.get("task"), train.get("model")
     if not isinstance(model, Mapping):
         return
@@ -260,7 +293,7 @@ def _model_faults(train: Mapping[str, Any]) -> Found:
         yield "model.heads", f"{heads} heads do not divide width {width}."
 
 
-def _optimizer_faults(train: Mapping[str, Any]) -> Found:
+def _optimizer_faults(train: Raw) -> Found:
     settings = train.get("optimizer")
     if not isinstance(settings, Mapping):
         return
@@ -276,7 +309,7 @@ def _optimizer_faults(train: Mapping[str, Any]) -> Found:
     yield from _table_faults(settings, train.get("task"))
 
 
-def _table_faults(settings: Mapping[str, Any], task: Any) -> Found:
+def _table_faults(settings: Raw, task: Any) -> Found:
     tables = settings.get("tables")
     if not isinstance(tables, Mapping):
         return
@@ -294,7 +327,7 @@ def _table_faults(settings: Mapping[str, Any], task: Any) -> Found:
         yield "optimizer.name", "must be adamw or sgd where tables have an optimizer."
 
 
-def _best_faults(train: Mapping[str, Any]) -> Found:
+def _best_faults(train: Raw) -> Found:
     evaluation = train.get("evaluation")
     if not isinstance(evaluation, Mapping) or evaluation.get("keep") != "best":
         return
@@ -304,14 +337,14 @@ def _best_faults(train: Mapping[str, Any]) -> Found:
         yield "evaluation.keep", "best: needs compaction: off; a compact state has another form."
 
 
-def _settings_faults(section: str, given: Mapping[str, Any], name: Any) -> Found:
+def _settings_faults(section: str, given: Raw, name: Any) -> Found:
     """Settings that the chosen one does not have."""
     for setting, having in _OWNERS[section].items():
         if given.get(setting) is not None and name not in having:
             yield f"{section}.{setting}", f"{name} has none; it belongs to {', '.join(having)}."
 
 
-def _moment_faults(train: Mapping[str, Any]) -> Found:
+def _moment_faults(train: Raw) -> Found:
     steps = train.get("steps")
     if type(steps) is not int:
         return
@@ -326,7 +359,7 @@ def _moment_faults(train: Mapping[str, Any]) -> Found:
                 )
 
 
-def _mesh_faults(train: Mapping[str, Any]) -> Found:
+def _mesh_faults(train: Raw) -> Found:
     mesh = train.get("mesh")
     if not isinstance(mesh, Mapping):
         return

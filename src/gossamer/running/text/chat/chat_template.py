@@ -15,8 +15,7 @@ from itertools import zip_longest
 from typing import Any
 
 from gossamer.errors import ArtifactError, InputError
-from gossamer.io.safe_files import MAX_MANIFEST_BYTES
-from gossamer.io.safe_files.documents import parse_json
+from gossamer.io.safe_files.documents import parse_object
 from gossamer.running.text.chat.template_process import Conversation, TemplateProcess
 from gossamer.running.text.special_tokens import (
     FIRST_STAND_IN,
@@ -120,10 +119,7 @@ def _template(beside: Mapping[str, bytes], config: Mapping[str, Any]) -> str | N
 
 
 def _read(beside: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    content = parse_json(beside.get(name, b"{}"), name, max_bytes=MAX_MANIFEST_BYTES)
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{name}: must be a JSON object.")
-    return content
+    return parse_object(beside.get(name, b"{}"), name)
 
 
 def prompt_ids(

@@ -7,11 +7,9 @@ what a stage runs next in some `Direction`, `WorkSpan` says what it did when. Th
 in `schedules`.
 """
 
-from gossamer.training.distributed.pipeline.chain import find_links
-from gossamer.training.distributed.pipeline.cutting import cut
+from gossamer.training.distributed.pipeline.cutting import cut, find_links
 from gossamer.training.distributed.pipeline.message_driven import Direction, Work
-from gossamer.training.distributed.pipeline.microbatches import pieces
-from gossamer.training.distributed.pipeline.pipeline import LayerPipeline
+from gossamer.training.distributed.pipeline.pipeline import LayerPipeline, pieces
 from gossamer.training.distributed.pipeline.schedules import PipelineSettings
 from gossamer.training.distributed.pipeline.stage import WorkSpan
 

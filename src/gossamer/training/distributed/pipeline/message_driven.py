@@ -16,7 +16,7 @@ a late message holds up nothing that does not need it. Three rules:
 No deadlock: the oldest microbatch in flight is the next one to run wherever it is, and it is never
 held back by the bound, because older ones would have to be in flight there.
 
-Nothing here knows tensors, processes or clocks: `message_schedule.py` drives it on a network,
+Nothing here knows tensors, processes or clocks: `schedules.py` drives it on a network,
 `fake_network.py` in virtual time.
 """
 

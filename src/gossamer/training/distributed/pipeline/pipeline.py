@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from gossamer.errors import InputError
 from gossamer.nn.families import Chain
 from gossamer.training.distributed.pipeline.cutting import cut
-from gossamer.training.distributed.pipeline.microbatches import check_batch, pieces
 from gossamer.training.distributed.pipeline.schedules import (
     PipelineSettings,
     check_microbatches,
@@ -42,6 +42,42 @@ from gossamer.training.distributed.processes.messages import (
     send_tensor,
 )
 
+
+def batch_size(batch: Any) -> int:
+    """Length of the first dimension, which all tensors of a batch share."""
+    tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
+    sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        found = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "no tensors"
+        raise InputError(
+            "pipeline: all tensors of a batch must have the samples as their first dimension; got"
+            f" {found}."
+        )
+    return size
+
+
+def check_batch(batch: Any, num_microbatches: int) -> None:
+    """Refuse a batch that does not make equal microbatches."""
+    size = batch_size(batch)
+    if size == 0 or size % num_microbatches:
+        raise InputError(
+            f"pipeline: a batch of {size} samples cannot be cut into {num_microbatches} equal"
+            " microbatches. Change the batch size or the number of microbatches."
+        )
+
+
+def pieces(batch: Any, most: int) -> list[Any]:
+    """The batch as up to `most` parts of about equal size; what is no tensor goes to all."""
+    count = max(1, min(most, batch_size(batch)))
+    leaves, tree = tree_flatten(batch)
+    cut = [
+        leaf.tensor_split(count) if isinstance(leaf, torch.Tensor) else (leaf,) * count
+        for leaf in leaves
+    ]
+    return [tree_unflatten([parts[index] for parts in cut], tree) for index in range(count)]
+
+
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
@@ -49,7 +85,7 @@ class LayerPipeline:
     """The stages of this rank and how they run.
 
     Args:
-        model: a chain of layers, the same on every rank; see `chain.py`.
+        model: a chain of layers, the same on every rank; see `cutting.py`.
         loss: mean loss of a microbatch from the model's output and the target of the microbatch.
         example: positional arguments of the model for one microbatch, to weigh its layers with.
         settings: microbatches and schedule.

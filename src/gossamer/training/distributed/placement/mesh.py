@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from gossamer.data import generator_of
+from gossamer.data import Divisible, SharedEvaluation, generator_of
 from gossamer.errors import InputError
 from gossamer.nn.batch import Answered
 from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings, pieces
@@ -45,9 +45,11 @@ from gossamer.training.distributed.tables import (
     TableSettings,
     sparse_tables,
 )
+from gossamer.training.distributed.tables.scales import SharedScales
 from gossamer.training.loop import Objective
 from gossamer.training.loop.processes import (
     Agreement,
+    Evaluate,
     LossAndNumbers,
     Processes,
     States,
@@ -94,6 +96,7 @@ class ProcessMesh(Processes):
         self._fixed: FixedFigures | None = None
         self._model: nn.Module | None = None
         self._exchange: TableExchange | None = None
+        self._scales: SharedScales | None = None
         self._talk: dist.ProcessGroup | None = None
         self._copies: dict[nn.Parameter, int] = {}
         self._part, self._num_parts = 0, 1
@@ -144,6 +147,7 @@ class ProcessMesh(Processes):
         tables = sparse_tables(model)
         if tables:
             self._exchange = TableExchange(tables, self.settings.tables, group)
+        self._scales = SharedScales.of(model, group)
         sharded = [] if self.placement is None else self.placement.shards
         apart = [*tables.values(), *(shard.used for shard in sharded if shard.over_data)]
         return replicated(model, group, self.settings.wire, apart=apart)
@@ -164,7 +168,7 @@ class ProcessMesh(Processes):
 
     def dissolve(self) -> None:
         """Make the model whole on the leading rank, as if it had trained alone."""
-        self._model = self._exchange = None
+        self._model = self._exchange = self._scales = None
         self._stack.close()
         if self.placement is None:
             return
@@ -186,6 +190,8 @@ class ProcessMesh(Processes):
                 waits = isinstance(model, DistributedDataParallel) and not is_last
                 with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
                     result = self._backward_once(model, share)
+        if self._scales is not None:
+            self._scales.agree()
         if is_last and self._exchange is not None:
             self._exchange.reduce(self.run.taken)
         if is_last and placement is not None:
@@ -272,6 +278,18 @@ class ProcessMesh(Processes):
             model = model.module
         return broadcast_json(measure(model), self.session.patient)
 
+    def numbers(self, evaluate: Evaluate, model: nn.Module) -> Mapping[str, float]:
+        """Of an evaluation that can be shared every rank measures some blocks."""
+        if not isinstance(evaluate, SharedEvaluation):
+            return evaluate(model)
+        outputs, place = evaluate.part(model, self._part, self._num_parts), self.session.place
+        # Ranks of one pipeline, or of shared heads, have found the same: one of them says it.
+        is_first = place.pipeline == place.tensor == 0
+        if self._num_parts < self.session.sizes.num_ranks and not is_first:
+            outputs.zero_()
+        dist.all_reduce(outputs, group=self.session.patient)
+        return evaluate.conclude(outputs)
+
     def states(self) -> States | None:
         """Of the whole model, whatever the mesh."""
         if self.placement is None:
@@ -300,7 +318,9 @@ class ProcessMesh(Processes):
 
 
 def num_samples(batch: Any) -> int:
-    """Samples of a batch: the first dimension of all its tensors."""
+    """Samples of a batch: the first dimension of all its tensors, or its length."""
+    if _cuts_itself(batch):
+        return len(batch)
     sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
     if len(sizes) != 1:
         raise InputError(
@@ -318,7 +338,13 @@ def cut_batch(batch: Any, part: int, count: int) -> Any:
             f"batch: {total} samples cannot be shared by {count} data and shard ranks. Use a batch"
             f" that {count} divides."
         )
+    if _cuts_itself(batch):
+        return batch.part(part, count)
     return pieces(batch, count)[part]
+
+
+def _cuts_itself(batch: Any) -> bool:
+    return isinstance(batch, Divisible)
 
 
 @contextmanager

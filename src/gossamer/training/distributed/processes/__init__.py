@@ -7,16 +7,14 @@
 one has read. `messages` carries JSON and tensors without pickle.
 """
 
-from gossamer.training.distributed.processes.agreement import (
-    check_alike,
-    check_masks,
-    shared_checkpoint,
-)
 from gossamer.training.distributed.processes.session import (
     RankSession,
     Timeouts,
+    check_alike,
+    check_masks,
     joined,
     restarts,
+    shared_checkpoint,
     world_of_environment,
 )
 

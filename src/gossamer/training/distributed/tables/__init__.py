@@ -3,6 +3,7 @@
 
 `TableExchange` averages the sparse gradients of `sparse_tables(model)` over ranks by one packet of
 rows of all tables; `TableSettings` says how. `Int8Mean` does it for the dense layers beside them.
+Scales of rows in few bits are kept equal on all ranks by `scales`.
 
 `shard_tables` gives every rank some rows of each table instead; `look_up` asks for pooled rows.
 """

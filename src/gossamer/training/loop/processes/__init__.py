@@ -2,8 +2,8 @@
 """Who carries out the steps of a loop: `Processes`, here one, elsewhere a mesh of them.
 
 `loss_of` is the loss of a batch, with gradients recomputed if asked (`recomputing`);
-`not_finite_gradients` names bad ones. `Agreement`, `LossAndNumbers` and `States` are what a mesh
-must give as well.
+`not_finite_gradients` names bad ones. `Agreement`, `Evaluate`, `LossAndNumbers` and `States` are
+what a mesh must take and give as well.
 """
 
 from gossamer.training.loop.processes.recompute import recomputing
@@ -15,9 +15,11 @@ from gossamer.training.loop.processes.single import (
     loss_of,
     not_finite_gradients,
 )
+from gossamer.training.loop.run import Evaluate
 
 __all__ = [
     "Agreement",
+    "Evaluate",
     "LossAndNumbers",
     "Processes",
     "States",

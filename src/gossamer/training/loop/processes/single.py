@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.loop.run import Objective, TrainingRun, gradient_numbers
+from gossamer.training.loop.run import Evaluate, Objective, TrainingRun, gradient_numbers
 from gossamer.training.memory import measure
 
 States = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -83,6 +83,10 @@ class Processes:
     def evaluated(self, measure: Callable[[nn.Module], Any]) -> Any:
         """What `measure` finds of the model."""
         return measure(self.run.model)
+
+    def numbers(self, evaluate: Evaluate, model: nn.Module) -> Mapping[str, float]:
+        """What an evaluation says of the model, inside of `evaluated`."""
+        return evaluate(model)
 
     def states(self) -> States | None:
         """Of the whole model, the whole optimizer, the schedule; None where not leading."""

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.surgery.optimizer_state import Convert
 from gossamer.ops.table import Rows
 from gossamer.ops.table.training import (
     Backward,
@@ -116,6 +117,11 @@ class TableOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         for _, _, param in self._params():
             take_gradients(param)
+
+    def mapped_state(self, param: nn.Parameter, convert: Convert) -> dict[str, Any]:
+        """The state of `param` at other rows; `convert` takes tensors with an entry for each."""
+        held = dict(self.state.get(param, {}))
+        return {key: convert(value) if value.ndim else value for key, value in held.items()}
 
     def _params(self) -> Iterable[tuple[int, dict[str, Any], nn.Parameter]]:
         index = 0

@@ -5,7 +5,12 @@ A `DistillationObjective` adds up `Terms`: how far outputs, hidden states and ve
 `Teacher`'s, and a `TaskLoss` if there is one. `check_apart` refuses a teacher that is the student.
 """
 
-from gossamer.training.recovery.distillation.objective import DistillationObjective, TaskLoss, Terms
-from gossamer.training.recovery.distillation.teacher import Teacher, check_apart
+from gossamer.training.recovery.distillation.objective import (
+    DistillationObjective,
+    TaskLoss,
+    Teacher,
+    Terms,
+    check_apart,
+)
 
 __all__ = ["DistillationObjective", "TaskLoss", "Teacher", "Terms", "check_apart"]
