@@ -3,15 +3,18 @@
 
     python benchmarks/clicks.py [--flights flights.csv] [--movielens movielens.csv] [--generated]
         [--arms fp32 ...] [--seeds 3] [--epochs 4] [--rows 200000] [--log FILE] [--json FILE]
+        [--picture FILE]
 
 The .csv files are written by benchmarks/peers/click_tables.py. Every arm is the same recipe but for
 how tables are held while they are trained: `fp32` (stock tables, torch's Adagrad), `fp32, row-wise`
 (Adagrad with one number of state for a row), or the latter in 8, 4 and 2 bits with an exact scale
-every 1 or 200 steps. The model is measured on the validation part after every epoch; the epoch with
-the lowest loss is reported on the test part, which nothing is chosen by. The last epoch is told
-beside it, because tables overfit. Flights are split by time, the others by hash.
+every 1 or 200 steps. `fp32, then int4` is the state of `fp32` whose tables were rounded after
+training (PTQ), with one scale for a table. The model is measured on the validation part after every
+epoch; the epoch with the lowest loss is reported on the test part, which nothing is chosen by. The
+last epoch is told beside it, because tables overfit. Flights are split by time, the others by hash.
 
-With --log, runs that are in FILE already are not done again.
+With --log, runs that are in FILE already are not done again. --picture draws validation AUC over
+epochs as SVG, a panel for each log.
 """
 
 import json
@@ -19,13 +22,18 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.table import Table
 
 import gossamer
+from gossamer.data.clicks import click_metrics, columns_of, open_clicks
+from gossamer.nn.surgery.tables import quantize_tables
+from gossamer.recipes.stages.train.clicks import ClicksSettings
 from gossamer.training.run_files import read_metrics
 from gossamer.zoo.problems import click_problem, write_criteo
 from support import options
+from support.curves import curves_svg
 
 # Arm -> the section `quantize_tables` of the recipe; None: stock tables, Adagrad by elements.
 ARMS = {
@@ -60,6 +68,7 @@ MOVIELENS = {
     "ids": "vocabulary",
     "split": {"by": "hash", "validation": 0.1, "test": 0.1},
 }  # fmt: skip
+ROUNDED = {f"fp32, then int{bits}": bits for bits in (8, 4, 2)}
 GENERATED = {"format": "criteo", "ids": "vocabulary", "floor": 2}
 BATCH = 256
 
@@ -74,6 +83,7 @@ def arguments():
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--epochs", type=int, default=4)
     made.add_argument("--width", type=int, default=16)
+    made.add_argument("--picture", type=Path, help="curves over epochs, as SVG")
     made.add_argument("--log", type=Path, help="finished runs, as JSON lines")
     return made.parse_args()
 
@@ -109,6 +119,7 @@ def run(given, name, path, columns, arm, seed):
         out = Path(folder) / "out"
         result = gossamer.train(recipe(given, columns, arm, seed, steps), path, out=out)
         records = read_metrics(out.parent / "out.run" / "metrics.jsonl")
+        after = rounded(out, path, columns, Path(folder)) if arm == "fp32" else {}
     curve = [
         {"step": r["step"], "auc": r["auc"], "loss": r["eval_loss"]}
         for r in records
@@ -124,8 +135,35 @@ def run(given, name, path, columns, arm, seed):
         "test_calibration": quality["test_calibration"],
         "chosen_epoch": round(chosen["step"] / steps), "curve": curve,
         "cpu_seconds": 60 * last["cpu_minutes"],
-        "bytes": result.document["bytes_sparse"],
+        "bytes": result.document["bytes_sparse"], "rounded": after,
     }  # fmt: skip
+
+
+def rounded(model, path, columns, folder):
+    """Metrics on test of a trained model whose tables are rounded now, by arm."""
+    log = open_clicks(folder / "log", columns_of(ClicksSettings(**columns).columns()), path)
+    test, found = log.parts["test"], {}
+    for arm, bits in ROUNDED.items():
+        net = gossamer.load(model)
+        quantize_tables(net, bits)
+        with torch.no_grad():
+            logits = [net.eval()(*block.inputs()).float() for block in test.blocks(8192)]
+        found[arm] = click_metrics(torch.cat(logits), torch.from_numpy(np.array(test.labels)))
+    return found
+
+
+def with_rounded(rows):
+    """The runs, and behind each of `fp32` those that it was rounded to."""
+    for row in rows:
+        yield row
+        for arm, found in row.get("rounded", {}).items():
+            named = {
+                "test_auc": found["auc"], "test_log_loss": found["eval_loss"],
+                "test_entropy": found["normalised_entropy"],
+                "test_calibration": found["calibration"],
+            }  # fmt: skip
+            same = {key: row[key] for key in ("data", "seed", "epochs", "chosen_epoch", "curve")}
+            yield same | named | {"arm": arm}
 
 
 def logged(given, log, name, path, columns, arm, seed):
@@ -162,7 +200,9 @@ def main():
             for seed in range(given.seeds)
             for arm in given.arms
         ]
-    show(given, rows, bayes)
+    if given.picture is not None:
+        given.picture.write_text(curves_svg(rows))
+    show(given, list(with_rounded(rows)), bayes)
 
 
 def show(given, rows, bayes):
@@ -175,7 +215,7 @@ def show(given, rows, bayes):
         aucs = [row["test_auc"] for row in same]
 
         def mean(key, same=same):
-            return statistics.fmean(row[key] for row in same)
+            return statistics.fmean(row.get(key, float("nan")) for row in same)
 
         best = statistics.fmean(max(p["auc"] for p in row["curve"]) for row in same)
         last = statistics.fmean(row["curve"][-1]["auc"] for row in same)

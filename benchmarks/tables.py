@@ -2,7 +2,8 @@
 """Tables: a training step and a lookup against fbgemm and torch, on tables in and out of the cache.
 
     benchmarks/peers/setup.sh fbgemm build/peers
-    python benchmarks/tables.py [--peers build/peers] [--sizes 0.1 1 4] [--rounds 30] [--json]
+    python benchmarks/tables.py [--peers build/peers] [--sizes 0.1 1 4] [--rounds 30] [--lean]
+        [--small-pages] [--only training|inference|dlrm] [--json]
 
 One thread, CPU time, everyone in the same process and in turns; fastest and median of many rounds,
 every round with other ids, so that rows come from memory where the table is larger than the cache.
@@ -11,9 +12,11 @@ fbgemm-gpu-cpu is read from its own environment, which has the same torch.
 Training: 2048 bags of 10 ids, width 64, row-wise Adagrad: lookup, backward and update.
 "full table" rounds the whole table in each step, as HAWQ-type quantisation does.
 Inference: the same bags.
+--only dlrm: a whole DLRM with 26 tables of 1 GiB together, one id each, batches of 1, 128 and 2048.
 """
 
 import argparse
+import ctypes
 import json
 import statistics
 import sys
@@ -25,6 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gossamer
+import gossamer.zoo
 from gossamer.io.torch_bags import export_bag_4bit
 from gossamer.nn.layers.tables import packed_table
 from gossamer.ops.table import Bags, PackedRows, Rows
@@ -32,7 +36,9 @@ from gossamer.settings import peers_dir
 from gossamer.training.optim.tables import TableAdagrad
 
 WIDTH, BAGS, BAG_SIZE = 64, 2048, 10
+NUMBERS, TABLES = 13, 26
 GIB = 2**30
+PR_SET_THP_DISABLE = 41  # of Linux
 
 
 def find_fbgemm(folder):
@@ -106,12 +112,12 @@ def ids_of(num_rows):
     return make
 
 
-def training(num_rows, rounds, has_fbgemm, with_full):
-    """One training step of each contender on a table of this size."""
+def training(num_rows, rounds, has_fbgemm, with_full, lean):
+    """One training step of each contender on a table of this size; lean: two tables, not four."""
     offsets = torch.arange(0, BAGS * BAG_SIZE, BAG_SIZE)
     ends = torch.cat([offsets, torch.tensor([BAGS * BAG_SIZE])])
     grad = torch.randn(BAGS, WIDTH, generator=torch.Generator().manual_seed(0)) * 1e-3
-    shared = torch.randn(num_rows, WIDTH) * 0.01
+    shared = torch.randn(num_rows, WIDTH).mul_(0.01)
     contenders = {}
     if has_fbgemm:
         theirs = fbgemm_training(num_rows)
@@ -131,6 +137,8 @@ def training(num_rows, rounds, has_fbgemm, with_full):
             optimizer.step()
 
         contenders[name] = step
+    if lean:
+        return race(contenders, ids_of(num_rows), rounds)
     stock = nn.EmbeddingBag(num_rows, WIDTH, mode="sum", _weight=shared.clone(), sparse=True)
     sgd = torch.optim.SGD(stock.parameters(), lr=1e-3)
 
@@ -210,6 +218,43 @@ def inference(num_rows, rounds, has_fbgemm):
         return race(contenders, ids_of(num_rows), rounds)
 
 
+def dlrm_with(model, how):
+    """The same model and MLPs, with tables as `how` says; None: as they are."""
+    if how is None:
+        return model.eval()
+    copy = gossamer.zoo.DLRM(NUMBERS, [1] * TABLES, width=WIDTH, bottom=(512, 256), top=(512, 256))
+    small = {k: v for k, v in model.state_dict().items() if not k.startswith("tables.")}
+    copy.load_state_dict(small, strict=False)
+    for place, stock in enumerate(model.tables):
+        copy.tables[place] = packed_table(gossamer.nn.EmbeddingBag.from_dense(stock, **how).eval())
+    return copy.eval()
+
+
+def whole(rounds):
+    """Seconds of a whole DLRM by batch and form of its tables."""
+    rows = GIB // (4 * WIDTH) // TABLES
+    model = gossamer.zoo.DLRM(
+        NUMBERS, [rows] * TABLES, width=WIDTH, bottom=(512, 256), top=(512, 256)
+    )
+    forms = {"torch fp32": None, "gossamer fp32": {"bits": None}}
+    forms |= {f"gossamer int{bits}": {"bits": bits} for bits in (8, 4)}
+    models = {name: dlrm_with(model, how) for name, how in forms.items()}
+    found = {}
+    with torch.no_grad():
+        for batch in (1, 128, 2048):
+
+            def given(number, batch=batch):
+                generator = torch.Generator().manual_seed(number)
+                ids = torch.randint(0, rows, (batch, TABLES), generator=generator)
+                return torch.randn(batch, NUMBERS, generator=generator), ids
+
+            contenders = {
+                name: (lambda inputs, net=net: net(*inputs)) for name, net in models.items()
+            }
+            found[batch] = race(contenders, given, rounds * (10 if batch == 1 else 1))
+    return found
+
+
 def table_of(times, against):
     """Lines: fastest, median, and the fastest as a ratio to some contenders."""
     best = {name: min(found) for name, found in times.items()}
@@ -227,16 +272,26 @@ def main():
     parser.add_argument("--peers", default=str(peers_dir()))
     parser.add_argument("--sizes", nargs="+", type=float, default=[0.1, 0.25, 1.0, 4.0])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--only", choices=["training", "inference"])
+    parser.add_argument("--only", choices=["training", "inference", "dlrm"])
+    parser.add_argument("--lean", action="store_true", help="training: fbgemm and ours alone")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--small-pages", action="store_true", help="refuse large ones to everyone")
     args = parser.parse_args()
+    if args.small_pages and ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0):
+        raise SystemExit("--small-pages: the system does not know it")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     has_fbgemm, results = find_fbgemm(args.peers), {}
-    for size in args.sizes:
+    if args.only in (None, "dlrm"):
+        for batch, found in whole(args.rounds).items():
+            results[f"dlrm {batch}"] = found
+            if not args.json:
+                print(f"\n## Whole DLRM, batch {batch}\n")
+                print(table_of(found, ["torch fp32"]))
+    for size in [] if args.only == "dlrm" else args.sizes:
         num_rows = int(size * GIB / (4 * WIDTH)) if size != 0.25 else 10**6
         if args.only != "inference":
-            found = training(num_rows, args.rounds, has_fbgemm, with_full=size == 1.0)
+            found = training(num_rows, args.rounds, has_fbgemm, size == 1.0, args.lean)
             results[f"training {size:g}"] = found
             if not args.json:
                 print(f"\n## Training step, {num_rows} x {WIDTH} ({size:g} GiB)\n")

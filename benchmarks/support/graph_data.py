@@ -68,6 +68,13 @@ def photo():
     return GraphCase("Photo", edges, _words(arrays, len(arrays["y"])), arrays["y"].astype(np.int64))
 
 
+def cs():
+    """Coauthor-CS: 18,333 nodes, 6,805 words."""
+    arrays = np.load(data_dir() / "graphs" / "coauthor_cs.npz")
+    edges = _from_csr(arrays["indptr"], arrays["indices"])
+    return GraphCase("CS", edges, _words(arrays, len(arrays["y"])), arrays["y"].astype(np.int64))
+
+
 def facebook():
     """MUSAE facebook: 22,470 nodes; 128 random features, as its 4,714 words are most of a step."""
     arrays = np.load(data_dir() / "musae" / "facebook.npz")
@@ -97,4 +104,4 @@ def arxiv():
     return GraphCase("arxiv-like", edges, _random(nodes, width), labels)
 
 
-CASES = {"cora": cora, "photo": photo, "facebook": facebook, "gowalla": gowalla, "arxiv": arxiv}
+CASES = {f.__name__: f for f in (cora, photo, cs, facebook, gowalla, arxiv)}

@@ -13,6 +13,7 @@ namespace {  // each instruction set has its own copy
 template <class V>
 struct FloatRows {
   using Row = const float*;
+  static constexpr bool kInBursts = false;
   explicit FloatRows(const Table& t) : table(t) {}
   Row row(int64_t id) { return static_cast<const float*>(table.data) + id * table.width; }
   typename V::F load(Row row, int64_t column) const { return V::load(row + column); }
@@ -25,6 +26,7 @@ struct FloatRows {
 // Floats, rounded to codes on the way.
 template <class V>
 struct RoundedRows {
+  static constexpr bool kInBursts = true;
   struct Row {
     const float* at;
     typename V::F scale, inverse;
@@ -85,6 +87,7 @@ struct RoundedRows {
 // Codes.
 template <class V, int Bits, bool ByRow>
 struct CodedRows {
+  static constexpr bool kInBursts = false;
   struct Row {
     const uint8_t* at;
     typename V::Levels levels;
@@ -112,14 +115,13 @@ struct CodedRows {
 
 // Columns column .. column + 16 N - 1 of one bag (or, with a count, a part of 16).
 template <class V, class Rows, int N, bool Part>
-void pool_columns(Rows& rows, const Table& table, const Bags& bags, int64_t from, int64_t to, int64_t column, int count,
-                  float divisor, float* out) {
+void pool_columns(Rows& rows, const Table& table, const Bags& bags, Ahead<Rows::kInBursts>& ahead, int64_t from,
+                  int64_t to, int64_t column, int count, float divisor, float* out) {
   using F = typename V::F;
   F sums[N];
   for (F& sum : sums) sum = V::zero();
-  const int64_t ahead = column == 0 ? rows_ahead(row_bytes(table.width, table.bits)) : 0;
   for (int64_t p = from; p < to; ++p) {
-    if (ahead) prefetch_position(table, bags, p + ahead);
+    if (column == 0) ahead.come_to(table, bags, p);
     const int64_t id = bags.ids[p];
     if (id == bags.padding) continue;
     const typename Rows::Row row = rows.row(table.map ? table.map[id] : id);
@@ -142,7 +144,9 @@ void pool_columns(Rows& rows, const Table& table, const Bags& bags, int64_t from
 template <class V, class Rows>
 void pool_rows(const Table& table, const Bags& bags, int64_t first_bag, int64_t last_bag, float* out, int64_t stride,
                Seen& seen) {
+  if (first_bag == last_bag) return;
   Rows rows(table);
+  Ahead<Rows::kInBursts> ahead(table, bags.first(first_bag), bags.first(last_bag));
   for (int64_t bag = first_bag; bag < last_bag; ++bag) {
     const int64_t from = bags.first(bag), to = bags.first(bag + 1), width = table.width;
     const float divisor = bags.mean ? static_cast<float>(counted(bags, from, to)) : 0.0f;
@@ -150,7 +154,7 @@ void pool_rows(const Table& table, const Bags& bags, int64_t first_bag, int64_t 
     int64_t column = 0;
     const auto run = [&](auto vectors) {
       constexpr int N = decltype(vectors)::value;
-      pool_columns<V, Rows, N, false>(rows, table, bags, from, to, column, 0, divisor, row);
+      pool_columns<V, Rows, N, false>(rows, table, bags, ahead, from, to, column, 0, divisor, row);
       column += N * kLanes;
     };
     while (width - column >= 8 * kLanes) run(Number<8>());
@@ -159,7 +163,7 @@ void pool_rows(const Table& table, const Bags& bags, int64_t first_bag, int64_t 
     if (width - column >= kLanes) run(Number<1>());
     if (width > column) {
       const int rest = static_cast<int>(width - column);
-      pool_columns<V, Rows, 1, true>(rows, table, bags, from, to, column, rest, divisor, row);
+      pool_columns<V, Rows, 1, true>(rows, table, bags, ahead, from, to, column, rest, divisor, row);
     }
   }
   rows.tell(seen);

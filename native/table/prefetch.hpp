@@ -28,11 +28,31 @@ GOSSAMER_INLINE void prefetch_row(const void* data, int64_t row, int64_t bytes) 
 }
 
 GOSSAMER_INLINE void prefetch_position(const Table& table, const Bags& bags, int64_t position) {
-  if (position >= bags.num_positions) return;
   const int64_t id = bags.ids[position], row = table.map ? table.map[id] : id;
   prefetch_row<0>(table.data, row, row_bytes(table.width, table.bits));
   if (table.by_row && table.scales) __builtin_prefetch(table.scales + row);
 }
+
+// Positions that are asked for, one by one or many at once. A prefetch that waits for its address (a page that is not
+// in the TLB) holds up what comes after it, and between rows that take many instructions few of them wait side by
+// side: 20480 rounded rows of 256 bytes took 0.34 of a millisecond one by one and 0.24 in bursts of 64, in small pages
+// 0.75 and 0.49. Plain sums are short, and faster one by one.
+template <bool InBursts>
+struct Ahead {
+  Ahead(const Table& table, int64_t first, int64_t last)
+      : rows(rows_ahead(row_bytes(table.width, table.bits))), next(first), end(last) {}
+
+  GOSSAMER_INLINE void come_to(const Table& table, const Bags& bags, int64_t position) {
+    if constexpr (!InBursts) {
+      if (position + rows < end) prefetch_position(table, bags, position + rows);
+    } else if (position + rows / 4 >= next && next < end) {
+      const int64_t until = end - next < rows ? end : next + rows;
+      for (; next < until; ++next) prefetch_position(table, bags, next);
+    }
+  }
+
+  int64_t rows, next, end;
+};
 
 }  // namespace
 }  // namespace gossamer::table

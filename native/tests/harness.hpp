@@ -107,5 +107,7 @@ void check_conv_net(Tally& tally);
 void fuzz_conv_net(std::mt19937& random, Tally& tally);
 void check_table(Tally& tally);
 void fuzz_table(std::mt19937& random, Tally& tally);
+void check_tall(Tally& tally);
+void fuzz_tall(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

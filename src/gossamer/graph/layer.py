@@ -5,7 +5,6 @@ import weakref
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer.errors import InputError
@@ -13,6 +12,7 @@ from gossamer.graph.orders import KeptProducts, OrderChoice, as_matrix, choose, 
 from gossamer.graph.structure import Graph, Propagation
 from gossamer.nn.layer_weights import plain_weight
 from gossamer.ops.spmm import EdgeMatrix, spmm
+from gossamer.ops.tall import tall_linear
 
 
 class KnownGraphs:
@@ -119,7 +119,7 @@ class GraphLayer(nn.Module):
             if kept.features is not None:
                 return spmm(weight.t(), kept.features, bias=bias)
         if weight is not None:
-            return F.linear(x, weight, bias)
+            return tall_linear(x, weight, bias)
         y: Tensor = lin(x)
         return y
 
@@ -206,6 +206,6 @@ class GraphLayer(nn.Module):
 
 def _weigh(lin: nn.Module, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
     if weight is not None:
-        return F.linear(x, weight, bias)
+        return tall_linear(x, weight, bias)
     y: Tensor = lin(x)
     return y if bias is None or bias is lin.bias else y + bias

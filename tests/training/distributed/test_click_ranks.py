@@ -44,9 +44,9 @@ def start(folder: Path, ranks: int, *extra: str, steps: int = 20, **changed):
     return launch(folder, ranks, *extra, data=str(folder / "log.tsv"))
 
 
-def finished(folder: Path, ranks: int, *extra: str, **changed):
+def finished(folder: Path, ranks: int, *extra: str, seconds: float = 240, **changed):
     run = start(folder, ranks, *extra, **changed)
-    assert run.ended() == [0] * ranks, run.errors()
+    assert run.ended(seconds) == [0] * ranks, run.errors()
     return run
 
 

@@ -18,6 +18,7 @@ from gossamer.graph.layers.neighbours import Features, sides
 from gossamer.graph.orders import OrderChoice
 from gossamer.graph.structure import Propagation
 from gossamer.ops.spmm import attention, pair_logits
+from gossamer.ops.tall import tall_linear
 
 _FIXED = OrderChoice(
     "transform first", "weights of edges come from transformed features: order is fixed"
@@ -105,7 +106,7 @@ class GAT(_Attention):
         eye = torch.eye(self.heads, dtype=h.dtype, device=h.device)[:, None, :]
         each = [(att.view(*att.shape[1:], 1) * eye) for att in (self.att_src, self.att_dst)]
         both = torch.cat(each, dim=2).view(h.shape[1], 2 * self.heads)
-        sums = h @ both
+        sums = tall_linear(h, both.t())
         source, target = sums[:, : self.heads], sums[:, self.heads :]
         keep = self._keep(h, edges.matrix.edges.num_edges)
         y = attention(h, edges.matrix, target=target, source=source, keep=keep, slope=self.slope)

@@ -12,6 +12,7 @@ from gossamer.graph.layer import GraphLayer
 from gossamer.graph.orders import OrderChoice, choose
 from gossamer.nn.layer_weights import plain_weight
 from gossamer.ops.spmm import spmm_max
+from gossamer.ops.tall import tall_linear
 
 AGGREGATES = ("mean", "sum", "max")
 Features = Tensor | tuple[Tensor, Tensor]
@@ -141,7 +142,7 @@ class GIN(GraphLayer):
         if self.choice.propagates_first:
             return self.nn(add_up(sources, targets))  # type: ignore[no-any-return]
         h = self._transform(sources, layers[0], with_bias=False)
-        y = add_up(h, h if sources is targets else F.linear(targets, weight))
+        y = add_up(h, h if sources is targets else tall_linear(targets, weight))
         if layers[0].bias is not None:
             y = y + layers[0].bias  # type: ignore[operator]
         for layer in layers[1:]:

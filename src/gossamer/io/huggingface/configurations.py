@@ -222,7 +222,7 @@ def _check_size(name: str, value: Any, table: bool) -> None:
         raise _fault(name, value, "a whole number from 0")
     elif _NOT_NEGATIVE.search(name) and any(number < 0 for number in _numbers(value)):
         raise _fault(name, value, "nothing below 0")
-    elif _WINDOW.search(name) and isinstance(value, bool | float | str):
+    elif _WINDOW.search(name) and isinstance(value, float | str):
         raise _fault(name, value, "a whole number")
 
 

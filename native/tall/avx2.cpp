@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/vec256.hpp"
+#include "tall_kernel.hpp"
+
+namespace gossamer::avx2 {
+
+const TallKernels tall_kernels = {
+    GraphVec::kLanes, most_vectors<GraphVec>(), tile_rows<GraphVec, most_vectors<GraphVec>()>(),
+    product<GraphVec>, outer<GraphVec>,
+};
+
+}  // namespace gossamer::avx2

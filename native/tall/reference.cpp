@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of tall products compute, said plainly.
+#include <algorithm>
+
+#include "tall.hpp"
+
+namespace gossamer::reference {
+namespace {
+
+void product(const TallProduct& c, int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row)
+    for (int64_t j = 0; j < c.width; ++j) {
+      float sum = c.bias ? c.bias[j] : 0.0f;
+      for (int64_t k = 0; k < c.inner; ++k) sum += c.x[row * c.inner + k] * c.panels[j * c.inner + k];
+      c.y[row * c.width + j] = sum;
+    }
+}
+
+void outer(const TallOuter& c, int64_t from, int64_t to, int64_t top, int64_t bottom) {
+  for (int64_t i = top; i < bottom; ++i) {
+    std::fill(c.c + i * c.width + from, c.c + i * c.width + to, 0.0f);
+    if (c.sums && from == 0) c.sums[i] = 0.0f;
+    for (int64_t n = 0; n < c.rows; ++n) {
+      const float g = c.g[n * c.height + i];
+      if (c.sums && from == 0) c.sums[i] += g;
+      for (int64_t j = from; j < to; ++j) c.c[i * c.width + j] += g * c.x[n * c.width + j];
+    }
+  }
+}
+
+}  // namespace
+
+const TallKernels tall_kernels = {1, 1, 1, product, outer};
+
+}  // namespace gossamer::reference

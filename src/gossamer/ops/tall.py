@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of tall matrices with small ones: a row for each node, a weight that fits a cache.
+
+torch multiplies with MKL, which runs its AVX2 code on processors of other makers. These kernels use
+what the processor has. Which of both is faster is measured once for each size of weight.
+
+The two products are closed under differentiation:
+
+    P(x, w) = x w^T      dx = Q(g, w)     dw = O(g, x)
+    Q(x, w) = x w        dx = P(g, w)     dw = O(x, g)
+    O(g, x) = g^T x      dg = P(x, u)     dx = Q(g, u)
+
+Legend: N rows, a inputs, b outputs.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gossamer.ops import _native
+from gossamer.ops.addresses import address
+from gossamer.ops.calls import call_op, define_op
+from gossamer.ops.kernels import active_kernels
+from gossamer.ops.results import new_result
+from gossamer.ops.timing import contest
+from gossamer.settings import tuning_enabled
+
+__all__ = ["tall_linear"]
+
+_WHERE = "tall product"
+_ADVICE = "Use narrower layers, work on fewer rows at a time, or free memory."
+# Fewer multiplications than this take microseconds in torch, too.
+_WORTH_IT = 1 << 20
+_MEASURED_ROWS = 4096
+Gradients = tuple[Tensor | None, ...]
+_faster: dict[tuple[int, int, int, str], bool] = {}
+
+
+def _width(w: Tensor, turned: bool) -> int:
+    return w.shape[0] if turned else w.shape[1]
+
+
+@define_op(
+    "tall_product",
+    _WHERE,
+    lambda x, w, bias, turned: x.new_empty(x.shape[0], _width(w, turned)),
+    advice=_ADVICE,
+)
+def _product(x: Tensor, w: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
+    x, w = x.contiguous(), w.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    y = new_result(x, x.shape[0], _width(w, turned))
+    arrays = (address(t, _WHERE) for t in (x, w, bias, y))
+    _native.tall_product(*arrays, *x.shape, y.shape[1], turned, active_kernels())
+    return y
+
+
+@define_op(
+    "tall_outer",
+    _WHERE,
+    lambda g, x, with_sums: (
+        x.new_empty(g.shape[1], x.shape[1]),
+        x.new_empty(g.shape[1] if with_sums else 0),
+    ),
+    advice=_ADVICE,
+)
+def _outer(g: Tensor, x: Tensor, with_sums: bool) -> tuple[Tensor, Tensor]:
+    """g^T x, and the sums of the columns of g if they are asked for."""
+    g, x = g.contiguous(), x.contiguous()
+    c = x.new_empty(g.shape[1], x.shape[1])
+    sums = x.new_empty(g.shape[1] if with_sums else 0)
+    arrays = (address(t, _WHERE) for t in (g, x, c, sums if with_sums else None))
+    _native.tall_outer(*arrays, *g.shape, x.shape[1], active_kernels())
+    return c, sums
+
+
+def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, ctx.turned = inputs
+    needs_x, needs_w = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if needs_w else None, w if needs_x else None)
+
+
+def _product_backward(ctx: Any, grad: Tensor) -> Gradients:
+    x, w = ctx.saved_tensors
+    needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+    dx = dw = dbias = None
+    if needs_x:
+        dx = _product(grad, w, None, not ctx.turned)
+    if needs_w and ctx.turned:
+        dw, sums = _outer(grad, x, needs_bias)
+        dbias = sums if needs_bias else None
+    elif needs_w:
+        dw, _ = _outer(x, grad, False)
+    if needs_bias and dbias is None:
+        dbias = grad.sum(0)
+    return dx, dw, dbias, None
+
+
+def _save_outer(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    g, x, ctx.with_sums = inputs
+    ctx.save_for_backward(g, x)
+
+
+def _outer_backward(ctx: Any, grad: Tensor, of_sums: Tensor) -> Gradients:
+    g, x = ctx.saved_tensors
+    dg = dx = None
+    if ctx.needs_input_grad[0]:
+        dg = _product(x, grad, of_sums if ctx.with_sums else None, True)
+    if ctx.needs_input_grad[1]:
+        dx = _product(g, grad, None, False)
+    return dg, dx, None
+
+
+_product.register_autograd(_product_backward, setup_context=_save_product)
+_outer.register_autograd(_outer_backward, setup_context=_save_outer)
+
+
+def tall_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x W^T + b` with x [N, a] and W [b, a], by whichever is faster: these kernels or torch."""
+    if _runs_here(x, weight, bias) and _is_faster(x, weight):
+        return call_op(_product, _WHERE, x, weight, bias, True)
+    return F.linear(x, weight, bias)
+
+
+def _runs_here(*tensors: Tensor | None) -> bool:
+    return all(
+        t is None
+        or (t.dtype is torch.float32 and t.device.type == "cpu" and t.layout is torch.strided)
+        for t in tensors
+    )
+
+
+def _is_faster(x: Tensor, weight: Tensor) -> bool:
+    outputs, inputs = weight.shape
+    if x.ndim != 2 or x.shape[1] != inputs or x.shape[0] * weight.numel() < _WORTH_IT:
+        return False
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return False
+    kernels = active_kernels()
+    if not tuning_enabled():
+        return kernels == "avx512"
+    key = inputs, outputs, torch.get_num_threads(), kernels
+    if key not in _faster:
+        _faster[key] = kernels != "reference" and _measured(inputs, outputs)
+    return _faster[key]
+
+
+def _measured(inputs: int, outputs: int) -> bool:
+    """Whether forward and both gradients take less time here, on some rows."""
+    with torch.no_grad():
+        x, g = torch.ones(_MEASURED_ROWS, inputs), torch.ones(_MEASURED_ROWS, outputs)
+        w = torch.ones(outputs, inputs)
+
+        def here() -> None:
+            _product(x, w, None, True)
+            _product(g, w, None, False)
+            _outer(g, x, False)
+
+        def there() -> None:
+            torch.mm(x, w.t())
+            torch.mm(g, w)
+            torch.mm(g.t(), x)
+
+        ours, theirs = contest(here, there, budget_seconds=0.02).us
+    return ours < theirs
