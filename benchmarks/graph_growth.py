@@ -10,6 +10,7 @@ features.
 """
 
 import argparse
+import json
 import math
 import resource
 import time
@@ -65,13 +66,21 @@ def main():
     parser.add_argument("--edges", default="100000,1000000,10000000")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{cpu_name()}, kernels {active_kernels()}, {args.width} features, CPU time, 1 thread\n")
-    print("| edges | A x, ns per edge | step, ns per edge | infer, tensors |\n|---|---|---|---|")
+    rows = []
     for edges in map(int, args.edges.split(",")):
         product, step, extra = row(edges, args.width, args.rounds)
-        print(f"| {edges} | {1e9 * product / edges:.1f} | {1e9 * step / edges:.1f} | {extra:.1f} |")
+        rows.append((edges, 1e9 * product / edges, 1e9 * step / edges, extra))
+    if args.json:
+        names = ("edges", "product_ns", "step_ns", "infer_tensors")
+        print(json.dumps([dict(zip(names, found, strict=True)) for found in rows]))
+        return
+    print(f"{cpu_name()}, kernels {active_kernels()}, {args.width} features, CPU time, 1 thread\n")
+    print("| edges | A x, ns per edge | step, ns per edge | infer, tensors |\n|---|---|---|---|")
+    for edges, product, step, extra in rows:
+        print(f"| {edges} | {product:.1f} | {step:.1f} | {extra:.1f} |")
 
 
 if __name__ == "__main__":

@@ -4,16 +4,15 @@
     python benchmarks/graphs.py [--graphs cora,photo,facebook,gowalla,arxiv]
                                 [--models gcn,sage,gin,gat]
                                 [--hidden 16,64,128,256] [--threads 1] [--rounds 5] [--json]
-                                [--peers pyg,pyg-csr,dgl] [--peers-keep-memory]
+                                [--peers pyg,pyg-csr,dgl] [--keep-memory]
 
 A step is forward and backward of two layers, without the optimizer. PyG runs with `edge_index`
 (gather and scatter) and with a CSR `adj_t`; DGL is 1.1.3. Peers are processes of one environment
 (`benchmarks/peers/setup.sh graph DIR`, found by GOSSAMER_PEERS). gossamer is the PyG model after
 `accelerate`: once with what layers keep between steps switched off ("fresh"), once as it is
 ("kept": A x of fixed features, or sparse features). Minimum of the rounds, CPU time on one thread.
-With GOSSAMER_KEEP_MEMORY=on malloc keeps what our large results free; --peers-keep-memory starts
-the peers with the same setting of malloc, which their users would have to know. Exit code 1 if
-losses differ.
+--keep-memory lets malloc of all contenders keep what large results free. Exit code 1 if losses
+differ.
 """
 
 import argparse
@@ -38,7 +37,7 @@ from support.graph_models import step_of, two_layers
 
 ENGINES = ("pyg", "pyg-csr", "dgl")
 SCRIPT = Path(__file__).resolve().parent / "peers" / "run_graph.py"
-# What glibc reads when a process starts: as `gossamer.ops.results` sets it in ours.
+# What glibc reads when a process starts.
 KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 
 
@@ -60,18 +59,15 @@ def timed(step, clock):
 class Rivals:
     """The processes of the peers; one that fails is left out of a case."""
 
-    def __init__(self, threads, engines=ENGINES, keeps_memory=False):
+    def __init__(self, threads, engines=ENGINES):
         python = peers_dir() / "graph" / "bin" / "python"
         self._threads = threads
         self._processes = {}
         if not python.exists():
             print(f"no peers: benchmarks/peers/setup.sh graph {peers_dir()}", file=sys.stderr)
             return
-        os.environ.update(KEEPS if keeps_memory else {})
         for engine in engines:
             self._processes[engine] = EngineProcess(engine, python, SCRIPT, threads, 600)
-        for name in KEEPS:
-            os.environ.pop(name, None)
 
     def load(self, path, model, hidden):
         """Prepare a case; the losses of those that take it."""
@@ -146,8 +142,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--peers", default=",".join(ENGINES))
-    parser.add_argument("--peers-keep-memory", action="store_true")
+    parser.add_argument("--keep-memory", action="store_true")
     args = parser.parse_args()
+    if args.keep_memory and not KEEPS.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEPS})  # noqa: S606
     torch.set_num_threads(args.threads)
     print(f"{cpu_name()}, kernels {active_kernels()}, {args.threads} thread(s), ms per step\n")
     head = [
@@ -162,7 +160,7 @@ def main():
     ]
     head += ["PyG / fresh", "better of CSR, DGL / fresh", "the same / kept", "orders"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    rivals = Rivals(args.threads, args.peers.split(","), args.peers_keep_memory)
+    rivals = Rivals(args.threads, args.peers.split(","))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.graphs.split(","):

@@ -20,10 +20,10 @@ import torch
 from rich.table import Table
 
 from gossamer import settings
-from gossamer.cli.quickstart.minilm import load_minilm
 from gossamer.ops.timing import duel
 from gossamer.pruning.structured import prune_structured
 from support import options, stsb
+from support.minilm import load_minilm
 
 GOALS = {0.7: 0.0, 0.6: 0.0, 0.5: 1.0}
 LATENCY_TOKENS = 128

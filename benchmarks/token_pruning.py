@@ -31,7 +31,6 @@ from torch import nn
 
 import gossamer
 from gossamer import settings
-from gossamer.cli.quickstart.minilm import load_minilm
 from gossamer.nn.tokens import add_token_pruning, token_encoder
 from gossamer.ops.timing import stopwatch
 from gossamer.running.encoder import run_packed
@@ -42,6 +41,7 @@ from gossamer.training.token_pruning import (
     train_token_pruning,
 )
 from support import options, stsb
+from support.minilm import load_minilm
 from support.token_tasks import SIZE, show, sst2_task, stsb_task, train_without_dropping
 
 SPEED_GOAL, LOSS_GOAL = 1.5, 1.0

@@ -4,7 +4,6 @@
 
 #include <stdexcept>
 #ifdef __GLIBC__
-#include <malloc.h>
 #endif
 
 #include "../bind/common.hpp"
@@ -209,17 +208,6 @@ int64_t sample(const PyEdgeRows& e, uintptr_t rows, int64_t count, int64_t fanou
                            reinterpret_cast<int64_t*>(counts));
 }
 
-// malloc maps an array of more than 32 MB anew each time and gives it back when it is freed: the pages of all results of
-// a step are then found, cleared and mapped again in the next one. From here on it keeps up to 2 GB of what was freed.
-bool keep_memory() {
-#ifdef __GLIBC__
-  constexpr int kMost = 2147483647, kMapped = 1 << 30;
-  return mallopt(M_MMAP_THRESHOLD, kMapped) && mallopt(M_TRIM_THRESHOLD, kMost);
-#else
-  return false;
-#endif
-}
-
 }  // namespace
 
 void bind_graph(nb::module_& m) {
@@ -237,7 +225,6 @@ void bind_graph(nb::module_& m) {
   m.def("graph_make_rows", &make_rows);
   m.def("graph_rcm", &rcm);
   m.def("graph_sample", &sample);
-  m.def("graph_keep_memory", &keep_memory);
 }
 
 }  // namespace gossamer::bind

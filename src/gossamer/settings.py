@@ -33,14 +33,6 @@ def tuning_enabled() -> bool:
     return value == "on"
 
 
-def keeps_memory() -> bool:
-    """`GOSSAMER_KEEP_MEMORY`: 'on' lets malloc keep the memory of large results of graphs."""
-    value = os.environ.get("GOSSAMER_KEEP_MEMORY", "off").lower()
-    if value not in ("on", "off"):
-        raise InputError(f"GOSSAMER_KEEP_MEMORY: expected 'on' or 'off', got {value!r}.")
-    return value == "on"
-
-
 def cache_dir() -> Path:
     """`GOSSAMER_CACHE`: where measured kernel choices are kept between runs."""
     value = os.environ.get("GOSSAMER_CACHE")

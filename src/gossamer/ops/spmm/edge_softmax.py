@@ -21,7 +21,6 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import define_op
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.results import new_result
 from gossamer.ops.spmm.edges import MATRICES, EdgeMatrix
 from gossamer.ops.spmm.products import Gradients, _spmm, endpoints, runs_native
 
@@ -62,7 +61,7 @@ def _attention(
     sizes: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_targets, num_edges, heads = sizes
-    y = new_result(x, num_targets, x.shape[1])
+    y = x.new_empty(num_targets, x.shape[1])
     weights = x.new_empty(num_edges, heads) if logits is None else logits.contiguous().clone()
     kept = torch.empty_like(weights) if keep is not None else x.new_empty(0)
     x = x.contiguous()

@@ -19,7 +19,6 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import call_op, define_op
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.results import new_result
 from gossamer.ops.spmm.edges import MATRICES, EdgeMatrix
 
 _WHERE = "graph product"
@@ -52,7 +51,7 @@ def _spmm(
     num_rows: int,
 ) -> Tensor:
     found = MATRICES.find(matrix)
-    x, y = x.contiguous(), new_result(x, num_rows, x.shape[1])
+    x, y = x.contiguous(), x.new_empty(num_rows, x.shape[1])
     if values is not None:
         rows, values = found.edges.rows(transposed=transposed).native, values.contiguous()
     elif transposed:
