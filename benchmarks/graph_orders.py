@@ -10,6 +10,8 @@ far apart. Exit code 1 if it is in less than 90 % of the cells.
 """
 
 import argparse
+import itertools
+import json
 import math
 import sys
 import time
@@ -63,30 +65,30 @@ def main():
     parser.add_argument("--graph", default="photo", choices=list(CASES))
     parser.add_argument("--widths", default="8,32,128,512")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     case = CASES[args.graph]()
     graph = Graph.of(torch.from_numpy(case.edges), num_nodes=len(case.y))
-    print(f"{cpu_name()}, kernels {active_kernels()}, {case.name}: {graph}, ms of CPU time\n")
-    print(
-        "| layer | a-b | transform first | propagate first | chosen | fastest |\n"
-        + "|---" * 6
-        + "|"
-    )
-    widths, right, cells = [int(w) for w in args.widths.split(",")], 0, 0
-    for is_first in (True, False):
-        for inputs in widths:
-            for outputs in widths:
-                choice, best = cell(graph, inputs, outputs, is_first, args.rounds)
-                is_right = best[choice.order] <= TIE * min(best.values())
-                right, cells = right + is_right, cells + 1
-                times = " | ".join(f"{1e3 * seconds:.2f}" for seconds in best.values())
-                place = "first" if is_first else "inner"
-                answer = "yes" if is_right else "no"
-                print(f"| {place} | {inputs}-{outputs} | {times} | {choice.order} | {answer} |")
-                sys.stdout.flush()
-    print(f"\n{right} of {cells} choices were the fastest order ({right / cells:.0%})")
-    return 0 if right >= GOAL * cells else 1
+    widths, rows = [int(w) for w in args.widths.split(",")], []
+    for is_first, inputs, outputs in itertools.product((True, False), widths, widths):
+        choice, best = cell(graph, inputs, outputs, is_first, args.rounds)
+        is_right = best[choice.order] <= TIE * min(best.values())
+        place = "first" if is_first else "inner"
+        rows.append({"layer": place, "sizes": f"{inputs}-{outputs}", **best})
+        rows[-1] |= {"chosen": choice.order, "fastest": is_right}
+    right = sum(row["fastest"] for row in rows)
+    if args.json:
+        print(json.dumps(rows))
+    else:
+        print(f"{cpu_name()}, kernels {active_kernels()}, {case.name}: {graph}, ms of CPU time\n")
+        print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
+        for row in rows:
+            cells = (f"{1e3 * x:.2f}" if isinstance(x, float) else str(x) for x in row.values())
+            print("| " + " | ".join(cells) + " |")
+        share = right / len(rows)
+        print(f"\n{right} of {len(rows)} choices were the fastest order ({share:.0%})")
+    return 0 if right >= GOAL * len(rows) else 1
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ ARMS = {
     "1 layer, never grown": {"layers": 1},
     "half the layers, never grown": {"half": True},
     "half the layers, out0": {"half": True, "grow": {}},
+    "half the layers, out0, early": {"half": True, "grow": {}, "at": 0.25},
     "half the layers, out0, late": {"half": True, "grow": {}, "at": 0.8},
     "half the layers, stack": {"half": True, "grow": {"mode": "stack"}},
     "half the layers, learned": {"half": True, "grow": {}, "learned": 0.015},
@@ -76,6 +77,7 @@ MAIN = (
     "large from scratch",
     "half the layers, never grown",
     "half the layers, out0",
+    "half the layers, out0, early",
     "half the layers, out0, late",
     "half the layers, stack",
 )

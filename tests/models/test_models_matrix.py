@@ -9,6 +9,8 @@ from architectures import ARCHITECTURES
 from cells import cells_of
 from write_models_page import PAGE, head_of, line_of, reason_of, refusals_of
 
+# Some classes of transformers compile parts of themselves by torch.jit.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 RUN = "To write the page anew: python tests/models/write_models_page.py"
 
 

@@ -37,7 +37,7 @@ def write_recipe(folder: Path, mesh: str, *, steps: int = 24, timeout: float = 8
 def train_command(folder: Path, data: str | None = None) -> list[str]:
     """`gossamer train` of the recipe in `folder`, behind the interpreter."""
     recipe = folder / "recipe.yaml"
-    data = data or "zoo:" + recipe.read_text().partition("task: ")[2].split()[0]
+    data = data or "zoo:" + recipe.read_text().partition("task: ")[2].split()[0].strip(",")
     return ["-m", "gossamer", "train", str(recipe), "--data", data, "-o", str(folder / "out")]
 
 

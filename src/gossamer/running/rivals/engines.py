@@ -29,6 +29,7 @@ from gossamer.io.onnx import export_onnx
 from gossamer.running.encoder.arrays import Arrays
 
 SCRIPTS = Path(__file__).resolve().parent / "engine_scripts"
+_MODULES = SCRIPTS  # that scripts import, wherever these are
 _END_SECONDS = 10
 
 
@@ -58,7 +59,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(SCRIPTS)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(_MODULES)},
         )
         self._to: Any = self._process.stdin
         self._back: Any = self._process.stdout
