@@ -61,11 +61,7 @@ ADDED = {
     "any model": (
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
-            *(
-                "io/huggingface/trial_run.py",
-                "io/huggingface/configurations.py",
-                "io/huggingface/quiet.py",
-            ),
+            "io/huggingface/trial_run.py",
         ),
         (),
         re.compile("never"),
