@@ -98,3 +98,34 @@ def test_a_tokenizer_for_another_vocabulary_is_named(gossamer_cli, tmp_path):
     assert "tokenizer.json: gives the token" in done.err
     assert "the model has tokens 0 to 39" in done.err
     assert not out.exists()
+
+
+RECIPE = """
+gossamer: 1
+stages:
+  - train:
+      task: text
+      steps: 2
+      batch: 2
+{more}
+"""
+
+
+def test_a_model_is_trained_in_its_own_tokens(gossamer_cli, tmp_path):
+    """Bytes would be other words to it; the words of its tokenizer are fewer than bytes."""
+    save_qwen3(tmp_path / "qwen3")
+    text = "the quick brown fox " * 400
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(more=""))
+    call = ("train", tmp_path / "recipe.yaml", "--model", tmp_path / "qwen3")
+    call = (*call, "--data", tmp_path / "text.txt")
+    done = gossamer_cli(*call, "-o", tmp_path / "out")
+    assert done.code == 0, done.err
+    tokenizer = byte_tokenizer()
+    assert read_beside(tmp_path / "out")["tokenizer.json"] == tokenizer.to_str().encode()
+    said = RECIPE.format(more="      data: {tokens: bytes}")
+    (tmp_path / "recipe.yaml").write_text(said)
+    done = gossamer_cli(*call, "-o", tmp_path / "other")
+    assert done.code == 2
+    assert "has a tokenizer of its own" in done.err
+    assert not (tmp_path / "other").exists()

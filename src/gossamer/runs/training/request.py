@@ -21,6 +21,7 @@ from gossamer.data.tasks import (
 )
 from gossamer.errors import InputError, RecipeError
 from gossamer.io import read_beside
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
 from gossamer.recipes import Recipe
 from gossamer.recipes.stages import Train
 from gossamer.recipes.stages.train import Architecture, GraphSettings
@@ -136,14 +137,17 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
         context = getattr(made, "context", None)
         if made is None or train.model is not None:
             context = context_of(architecture_of(train))
+        tokenizer = _beside(request, TOKENIZER_FILE)
+        own = _tokens_of_its_own(request) if tokenizer else {}
         task = make(
             request.data,
             train.batch,
             train.seed,
             context=context if isinstance(context, int) else DEFAULT_CONTEXT,
-            **train.data.model_dump(exclude={"clicks", "graph"}),
+            **train.data.model_dump(exclude={"clicks", "graph", *own}),
+            **own,
             evaluation=request.evaluation,
-            saved_tokenizer=saved_tokenizer,
+            saved_tokenizer=tokenizer or saved_tokenizer,
         )
     if made is None:
         return task
@@ -161,12 +165,28 @@ def _graph_settings(train: Train) -> GraphTaskSettings:
     return GraphTaskSettings(rules, own.predict == "links", own.fanouts, own.penalty)
 
 
-def _features_of(request: TrainRequest) -> Features | None:
-    """Vocabularies and statistics of an artifact that is trained further."""
+def _beside(request: TrainRequest, name: str) -> bytes | None:
+    """A file beside the model that is trained further."""
     if request.given is None or not Path(request.given_name).is_dir():
         return None
-    content = read_beside(request.given_name).get(FEATURES_FILE)
+    return read_beside(request.given_name).get(name)
+
+
+def _features_of(request: TrainRequest) -> Features | None:
+    """Vocabularies and statistics of an artifact that is trained further."""
+    content = _beside(request, FEATURES_FILE)
     return None if content is None else read_features(content, request.given_name)
+
+
+def _tokens_of_its_own(request: TrainRequest) -> dict[str, str]:
+    """A model that has a tokenizer goes on with it; bytes would mean other things to it."""
+    said = request.train.data
+    if "tokens" in said.model_fields_set and said.tokens == "bytes":
+        raise RecipeError(
+            f"stages[0].train.data.tokens: bytes, but {request.given_name} has a tokenizer of its"
+            " own. Leave the key out, or say bpe: then its tokens are taken."
+        )
+    return {"tokens": "bpe"}
 
 
 def _check_data(task: str, text: str, option: str) -> None:
