@@ -138,14 +138,16 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
         if made is None or train.model is not None:
             context = context_of(architecture_of(train))
         tokenizer = _beside(request, TOKENIZER_FILE)
-        own = _tokens_of_its_own(request) if tokenizer else {}
+        settings = train.data.model_dump(exclude={"clicks", "graph"})
+        if tokenizer is not None:
+            _check_tokens(request)
+            settings["tokens"] = "bpe"
         task = make(
             request.data,
             train.batch,
             train.seed,
             context=context if isinstance(context, int) else DEFAULT_CONTEXT,
-            **train.data.model_dump(exclude={"clicks", "graph", *own}),
-            **own,
+            **settings,
             evaluation=request.evaluation,
             saved_tokenizer=tokenizer or saved_tokenizer,
         )
@@ -178,7 +180,7 @@ def _features_of(request: TrainRequest) -> Features | None:
     return None if content is None else read_features(content, request.given_name)
 
 
-def _tokens_of_its_own(request: TrainRequest) -> dict[str, str]:
+def _check_tokens(request: TrainRequest) -> None:
     """A model that has a tokenizer goes on with it; bytes would mean other things to it."""
     said = request.train.data
     if "tokens" in said.model_fields_set and said.tokens == "bytes":
@@ -186,7 +188,6 @@ def _tokens_of_its_own(request: TrainRequest) -> dict[str, str]:
             f"stages[0].train.data.tokens: bytes, but {request.given_name} has a tokenizer of its"
             " own. Leave the key out, or say bpe: then its tokens are taken."
         )
-    return {"tokens": "bpe"}
 
 
 def _check_data(task: str, text: str, option: str) -> None:
