@@ -132,25 +132,7 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
             features=_features_of(request),
         )
     else:
-        make = text_task if train.task == "text" else labelled_task
-        # The recipe's word, else what the user's model takes at most.
-        context = getattr(made, "context", None)
-        if made is None or train.model is not None:
-            context = context_of(architecture_of(train))
-        tokenizer = _beside(request, TOKENIZER_FILE)
-        settings = train.data.model_dump(exclude={"clicks", "graph"})
-        if tokenizer is not None:
-            _check_tokens(request)
-            settings["tokens"] = "bpe"
-        task = make(
-            request.data,
-            train.batch,
-            train.seed,
-            context=context if isinstance(context, int) else DEFAULT_CONTEXT,
-            **settings,
-            evaluation=request.evaluation,
-            saved_tokenizer=tokenizer or saved_tokenizer,
-        )
+        task = _words_task(request, made, saved_tokenizer)
     if made is None:
         return task
     if not isinstance(made, nn.Module):
@@ -180,14 +162,31 @@ def _features_of(request: TrainRequest) -> Features | None:
     return None if content is None else read_features(content, request.given_name)
 
 
-def _check_tokens(request: TrainRequest) -> None:
-    """A model that has a tokenizer goes on with it; bytes would mean other things to it."""
-    said = request.train.data
-    if "tokens" in said.model_fields_set and said.tokens == "bytes":
-        raise RecipeError(
-            f"stages[0].train.data.tokens: bytes, but {request.given_name} has a tokenizer of its"
-            " own. Leave the key out, or say bpe: then its tokens are taken."
-        )
+def _words_task(request: TrainRequest, made: Any, saved_tokenizer: bytes | None) -> Task:
+    """A task of texts. A model that has a tokenizer goes on with it: other ids are other words."""
+    train, data = request.train, request.train.data
+    # The recipe's word, else what the user's model takes at most.
+    context = getattr(made, "context", None)
+    if made is None or train.model is not None:
+        context = context_of(architecture_of(train))
+    settings = data.model_dump(exclude={"clicks", "graph"})
+    tokenizer = _beside(request, TOKENIZER_FILE)
+    if tokenizer is not None:
+        if "tokens" in data.model_fields_set and data.tokens == "bytes":
+            raise RecipeError(
+                f"stages[0].train.data.tokens: bytes, but {request.given_name} has a tokenizer of"
+                " its own. Leave the key out, or say bpe: then its tokens are taken."
+            )
+        settings["tokens"] = "bpe"
+    return (text_task if train.task == "text" else labelled_task)(
+        str(request.data),
+        train.batch,
+        train.seed,
+        context=context if isinstance(context, int) else DEFAULT_CONTEXT,
+        **settings,
+        evaluation=request.evaluation,
+        saved_tokenizer=tokenizer or saved_tokenizer,
+    )
 
 
 def _check_data(task: str, text: str, option: str) -> None:
