@@ -15,8 +15,8 @@ from gossamer.nn.layer_kinds import form_of
 transformers = pytest.importorskip("transformers")
 sys.path.append(str(Path(__file__).parents[1] / "running"))
 sys.path.append(str(Path(__file__).parents[1] / "models"))
-from architectures import ARCHITECTURES  # noqa: E402
 from cells import distance, inputs_of, make, outputs_of  # noqa: E402
+from model_rows import ARCHITECTURES  # noqa: E402
 from text_models import byte_tokenizer  # noqa: E402
 
 

@@ -16,8 +16,8 @@ import gossamer
 
 
 def huggingface_seeds(folder: Path) -> None:
-    from architectures import ARCHITECTURES
     from cells import make
+    from model_rows import ARCHITECTURES
     from text_models import save_classifier, save_decoder, save_encoder
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -18,8 +18,8 @@ from gossamer.io.huggingface.auto_tables import _check_own_reader, auto_classes
 
 transformers = pytest.importorskip("transformers")
 sys.path.append(str(Path(__file__).parents[1] / "models"))
-from architectures import ARCHITECTURES  # noqa: E402
 from cells import make  # noqa: E402
+from model_rows import ARCHITECTURES  # noqa: E402
 
 
 def row_of(title):

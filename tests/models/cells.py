@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from architectures import Architecture
+from model_rows import Architecture
 from torch import nn
 
 import gossamer

@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from architectures import ARCHITECTURES
 from cells import cells_of
+from model_rows import ARCHITECTURES
 from write_models_page import PAGE, head_of, line_of, reason_of, refusals_of
 
 # Some classes of transformers compile parts of themselves by torch.jit.

@@ -5,8 +5,8 @@ import tempfile
 from itertools import groupby
 from pathlib import Path
 
-from architectures import ARCHITECTURES, Architecture
 from cells import COLUMNS, TOLERANCE, cells_of
+from model_rows import ARCHITECTURES, Architecture
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 _REFUSED = "no: "

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run functions on several processes of this machine: many cases in one set of processes."""
 
+import itertools
 import multiprocessing
 import os
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.multiprocessing as mp
@@ -15,11 +16,19 @@ import torch.multiprocessing as mp
 SECONDS = 600
 
 
+# Below the ports that the system gives to connections by itself: none of those can take one of ours
+# between this look and its use. Workers of a test run have ranges of their own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = itertools.count(10_000 + 2_000 * (_WORKER % 10))
+
+
 def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody uses now, and that is not given twice."""
+    for port in _PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 @contextmanager
