@@ -32,7 +32,7 @@ def test_logits_are_the_divergence_of_softened_distributions(rows, classes, temp
     wanted = float((p * (p / q).log()).sum(dim=1).mean()) * temperature**2
     # A few roundings of the largest logarithm, which the square of the temperature scales.
     largest = float(torch.stack([p, q]).log().abs().max())
-    bound = 8 * 2**-24 * (1 + largest) * temperature**2
+    bound = 2 * 2**-24 * (1 + largest) * temperature**2
     found = float(logits_term(student, teacher, temperature))
     assert found == pytest.approx(wanted, rel=0, abs=bound)
 
