@@ -62,6 +62,9 @@ ADDED = {
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
             "io/huggingface/trial_run.py",
+            *(f"nn/families/{n}.py" for n in ("qwen3", "phi3", "gemma2", "gemma3", "olmo2")),
+            *(f"nn/families/{n}.py" for n in ("smollm3", "granite", "gpt_neox")),
+            "running/decoder/features.py",
         ),
         (),
         re.compile("never"),
