@@ -72,7 +72,8 @@ class Features:
         _refuse_extras(model)
         self._refuse_settings()
         self.shape = self._shape(context)
-        self.layers: list[nn.Module] = list(model.get_submodule(self.facts.chain.layers).children())
+        layers: Any = model.get_submodule(self.facts.chain.layers)
+        self.layers: list[nn.Module] = list(layers)
         self.rules = self._rules()
         kinds = {self._rotation_kind(layer) for layer in self.layers} - {None}
         self._kinds = sorted(kinds, key=str)
