@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
-from gossamer.nn.families import answers, block_of
+from gossamer.nn.families import answers, block_of, why_not
 from gossamer.nn.families.table import FAMILIES
 from gossamer.nn.families.text import is_decoder, starts_after_padding
 from gossamer.nn.relufication import relufy
@@ -190,6 +190,15 @@ def test_encoders_name_a_class_whose_plain_call_is_known(family):
     if model:
         kind = type(model_of(family))
         assert model == f"{kind.__module__}.{kind.__qualname__}"
+
+
+@pytest.mark.parametrize("family", names_with("classes"))
+@pytest.mark.parametrize("question", ["growth", "chains"])
+def test_what_a_family_cannot_do_is_said_by_its_row(family, question):
+    said = next(row for row in FAMILIES if row.name == family)
+    answer = getattr(said, question)
+    reason = why_not(model_of(family), question)
+    assert answer in reason if isinstance(answer, str) else reason == ""
 
 
 def test_families_are_found_without_transformers():

@@ -76,6 +76,17 @@ def block_of(module: nn.Module, question: Question = "block") -> BlockParts | No
 
 def family_of(model: nn.Module, question: Question) -> str | None:
     """The family of the blocks of `model`, or of its class, if it answers; None otherwise."""
+    return next((name for name in _families_of(model) if name in answers(question)), None)
+
+
+def why_not(model: nn.Module, question: Question) -> str:
+    """What the family of `model` says instead of an answer: a sentence; empty if none knows it."""
+    reasons = (getattr(f, question) for f in FAMILIES if f.name in _families_of(model))
+    reason = next((reason for reason in reasons if isinstance(reason, str)), "")
+    return f" Its family says why: {reason}." if reason else ""
+
+
+def _families_of(model: nn.Module) -> list[str]:
     kinds = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
     found = [name for block, name in _BY_BLOCK.items() if block in kinds]
     if not found:
@@ -83,4 +94,4 @@ def family_of(model: nn.Module, question: Question) -> str | None:
         own = type(model).__name__
         found = [name for name, c in answers("classes").items() if own in c.names]
         found += [family.name for family in FAMILIES if family.name == f"zoo.{own}"]
-    return next((name for name in found if name in answers(question)), None)
+    return found

@@ -15,7 +15,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.ops.engines.decoder import DecoderBlock, NativeDecoder, NativeSession, PackedLayer
 from gossamer.ops.linear import few
-from gossamer.running.decoder.features import Features
+from gossamer.running.decoder.features import DecoderFeatures
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import WeightPacker, joined
 from gossamer.running.layers import Explanation
@@ -90,7 +90,7 @@ class DecoderEngine:
                 raise InputError(
                     f"decoder: dtype must be one of {', '.join(few.DTYPES)}, got {name!r}."
                 )
-        features = Features(model, context)
+        features = DecoderFeatures(model, context)
         self.shape = features.shape
         self.dtype = dtype
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
@@ -222,7 +222,7 @@ class Session:
         return logits
 
 
-def _block(features: Features, number: int, pack: WeightPacker) -> DecoderBlock:
+def _block(features: DecoderFeatures, number: int, pack: WeightPacker) -> DecoderBlock:
     parts, layer = features.facts.block, features.layers[number]
     where = f"{features.facts.chain.layers}.{number}"
 

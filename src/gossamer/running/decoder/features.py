@@ -41,7 +41,7 @@ _LONG, _LONG_FROM = "longrope", "original_max_position_embeddings"
 _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "proportional", _LONG)
 
 
-class Features:
+class DecoderFeatures:
     """A model of a family that the native decoder runs.
 
     Attributes:
