@@ -168,6 +168,28 @@ void pair_backward(const PyEdgeRows& e, uintptr_t own, uintptr_t other, uintptr_
   run_native(kernels, [&](Isa isa, int threads) { graph_pair_backward(call, isa, threads); });
 }
 
+// How many numbers of x [rows, width] are not 0; starts [rows + 1] are set.
+int64_t count(uintptr_t x, int64_t rows, int64_t width, uintptr_t starts, const std::string& kernels) {
+  if (rows < 0 || width < 0 || width >= int64_t{1} << 31) throw std::invalid_argument("sizes are out of range");
+  check_given({x}, rows * width);
+  check_given({starts}, 1);
+  const SqueezeCall call = {floats(x), width, reinterpret_cast<int64_t*>(starts), nullptr, nullptr};
+  int64_t total = 0;
+  run_native(kernels, [&](Isa isa, int threads) { total = graph_count(call, rows, isa, threads); });
+  return total;
+}
+
+// Columns and values of them, as many as `count` gave for the same x.
+void squeeze(uintptr_t x, int64_t rows, int64_t width, uintptr_t starts, uintptr_t columns, uintptr_t values,
+             const std::string& kernels) {
+  if (rows < 0 || width < 0) throw std::invalid_argument("sizes are out of range");
+  check_given({x}, rows * width);
+  check_given({starts, columns, values}, 1);
+  const SqueezeCall call = {floats(x), width, reinterpret_cast<int64_t*>(starts), reinterpret_cast<int32_t*>(columns),
+                            to_floats(values)};
+  run_native(kernels, [&](Isa isa, int threads) { graph_squeeze(call, rows, isa, threads); });
+}
+
 // Endpoints are checked here: false where one is out of range.
 bool make_rows(uintptr_t sources, uintptr_t targets, int64_t count, int64_t columns, int64_t rows, uintptr_t row_order,
                uintptr_t starts, uintptr_t column_ids, uintptr_t numbers) {
@@ -245,6 +267,8 @@ void bind_graph(nb::module_& m) {
   m.def("graph_edge_sum", &edge_sum);
   m.def("graph_pair_logits", &pair_logits);
   m.def("graph_pair_backward", &pair_backward);
+  m.def("graph_count", &count);
+  m.def("graph_squeeze", &squeeze);
   m.def("graph_make_rows", &make_rows);
   m.def("graph_rcm", &rcm);
   m.def("graph_sample", &sample);
