@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import InputError
-from gossamer.graph.orders import KeptProducts, OrderChoice, Squeezing, as_matrix, choose, is_worth_it
+from gossamer.graph.orders import (
+    KeptProducts,
+    OrderChoice,
+    Squeezing,
+    as_matrix,
+    choose,
+    is_worth_it,
+)
 from gossamer.graph.structure import Graph, Propagation
 from gossamer.nn.layer_weights import plain_weight
+from gossamer.ops.results import drop_results
 from gossamer.ops.spmm import EdgeMatrix, spmm
 from gossamer.ops.tall import tall_linear
 
@@ -91,10 +99,14 @@ class GraphLayer(nn.Module):
         return "add" if is_sparse else "fill"
 
     def forget(self) -> None:
-        """Drop A x, after a change of features that torch does not count (`x.data`)."""
+        """Drop A x, after a change of features that torch does not count (`x.data`).
+
+        Memory that large results had, and that is kept for the next ones, goes back, too.
+        """
         self._kept.forget()
         self._inputs.forget()
         self._squeezing = Squeezing()
+        drop_results()
 
     def _graph(
         self, graph: Any, weight: Tensor | None, num_sources: int, num_targets: int

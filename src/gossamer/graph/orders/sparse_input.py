@@ -125,10 +125,10 @@ def _is_faster(x: Tensor, weight: Tensor, trains: bool) -> bool:
     turned, grad = weight.t().contiguous(), x.new_ones(x.shape[0], weight.shape[0])
 
     def sparse() -> None:
-        matrix = EdgeMatrix.squeezed(x)
-        assert matrix is not None
-        spmm(turned, matrix)
-        if trains:
+        matrix = EdgeMatrix.squeezed(x, _DENSEST)
+        if matrix is not None:
+            spmm(turned, matrix)
+        if matrix is not None and trains:
             spmm(grad, matrix, transposed=True)
 
     def dense() -> None:
