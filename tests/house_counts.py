@@ -58,6 +58,7 @@ ADDED = {
         ("running/", "runs/", "search/"),
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
     ),
+    "recipes of others": (("recipes/foreign/",), (), re.compile("never")),
     "any model": (
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
