@@ -95,18 +95,19 @@ class DecoderFeatures:
 
     def norm(self, module: nn.Module) -> DecoderNorm:
         """One norm."""
-        if (self.facts.norm == "layer") != isinstance(module, nn.LayerNorm):
+        found: Any = module
+        sizes = getattr(found, "normalized_shape", None)  # only a LayerNorm has them
+        if (self.facts.norm == "layer") != (sizes is not None):
             raise InputError(
                 f"decoder: {type(module).__name__} is not the norm of this family"
                 f" ({self.facts.norm!r}). gossamer.compile runs the model layer by layer."
             )
-        found: Any = module
-        weight, bias = getattr(found, "weight", None), getattr(found, "bias", None)
         eps = float(found.eps if hasattr(found, "eps") else found.variance_epsilon)
-        if isinstance(module, nn.LayerNorm):
-            size = module.normalized_shape[-1]
-            weight = torch.ones(size) if weight is None else weight
-            return DecoderNorm(weight, torch.zeros(size) if bias is None else bias, eps)
+        if sizes is not None:
+            weight = torch.ones(sizes) if found.weight is None else found.weight
+            return DecoderNorm(
+                weight, torch.zeros(sizes) if found.bias is None else found.bias, eps
+            )
         weight = found.weight.detach().float()
         return DecoderNorm(weight + 1.0 if self.facts.norm == "rms + 1" else weight, None, eps)
 

@@ -52,8 +52,8 @@ def find_links(
     if chain is None:
         raise InputError(
             f"pipeline: {name} is not known to be a chain of layers.{why_not(model, 'chains')}"
-            f" Known are {', '.join(CHAINS)}. Pass chain=Chain(layers=..., front=..., back=...) with the"
-            " paths of its modules, or write it as an nn.Sequential."
+            f" Known are {', '.join(CHAINS)}. Pass chain=Chain(layers=..., front=..., back=...)"
+            " with the paths of its modules, or write it as an nn.Sequential."
         )
     links = _links_of(model, chain)
     layers = len(links) - bool(chain.front) - bool(chain.back)
