@@ -58,6 +58,11 @@ ADDED = {
         ("running/", "runs/", "search/"),
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
     ),
+    "attention": (
+        ("patterns/attention/", "ops/attention/", "nn/attention/"),
+        ("ops/_native.pyi",),
+        re.compile("_?[Aa]ttention"),
+    ),
     "any model": (
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),

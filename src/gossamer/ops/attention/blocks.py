@@ -30,6 +30,8 @@ PatternLike = str | AttentionPattern | BlockList | list[str] | tuple[str, ...]
 
 def name_of(pattern: PatternLike) -> str:
     """The text that `lists_of` finds the blocks by."""
+    if torch.compiler.is_compiling() and isinstance(pattern, str):
+        return pattern  # read when the graph runs: parsing is nothing that could be traced
     if not isinstance(pattern, BlockList):
         return str(parse_attention(pattern))
     if pattern not in _numbers:

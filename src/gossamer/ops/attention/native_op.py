@@ -38,7 +38,7 @@ def _strided(x: Tensor) -> tuple[int, int, int, int]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x with the elements of a token side by side."""
+    """The same with the elements of a token side by side."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -47,7 +47,7 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> tuple[Tens
 
 
 @define_op("attention", _WHERE, _fake_forward, advice=_ADVICE)
-def forward_op(
+def forward_op(  # noqa: PLR0913  (an op has tensors and numbers only)
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -64,8 +64,7 @@ def forward_op(
     """The result [B, H, N, V], laid out as q, and lse [B, H, N]."""
     q, k, v = _rows(q), _rows(k), _rows(v)
     out, lse = _like(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-    call = _call(q, k, v, out, lse, ranges, bias, seed, pattern, causal, offset)
-    tiles, before, _held = call
+    tiles, before, _held = _call((q, k, v, out), lse, ranges, bias, (pattern, causal, offset))
     _native.attention_forward(tiles, *before, scale, cap, dropout, _seed(seed), active_kernels())
     return out, lse
 
@@ -75,44 +74,32 @@ def _seed(seed: Tensor | None) -> int:
 
 
 def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     lse: Tensor,
     ranges: Tensor | None,
     bias: Tensor | None,
-    seed: Tensor | None,
-    pattern: str,
-    causal: bool,
-    offset: int | None,
+    pattern: tuple[str, bool, int | None],
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """Tiles, the arguments both native calls begin with, and what must live until they end."""
+    q, k, v, _ = tensors
     batch, heads, queries, dim = q.shape
-    blocks = lists_of(pattern, queries, k.shape[2], heads, causal, offset)
+    name, causal, offset = pattern
+    blocks = lists_of(name, queries, k.shape[2], heads, causal, offset)
     lists = head_lists(blocks, heads)
     ranges = None if ranges is None else ranges.contiguous()
     bias = None if bias is None else bias.contiguous()
     sizes = batch, heads, k.shape[1], dim, v.shape[-1], int(q.dtype is torch.bfloat16)
     extras = tuple(address(t, _WHERE) for t in (lists, ranges, bias))
-    tensors = (_strided(t) for t in (q, k, v, out))
-    before = sizes, *tensors, address(lse, _WHERE), extras
+    before = sizes, *(_strided(t) for t in tensors), address(lse, _WHERE), extras
     return native_tiles(blocks), before, (blocks, lists, ranges, bias)
 
 
 def _fake_backward(
-    grad: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    ranges: Tensor | None,
-    bias: Tensor | None,
-    *settings: Any,
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return *(_like(t, t.shape[-1]) for t in (q, k, v)), _empty_bias(q, bias)
+    _out, _lse, _ranges, bias, *_settings = others
+    dq, dk, dv = (_like(t, t.shape[-1]) for t in (q, k, v))
+    return dq, dk, dv, _empty_bias(q, bias)
 
 
 def _empty_bias(q: Tensor, bias: Tensor | None) -> Tensor:
@@ -121,7 +108,7 @@ def _empty_bias(q: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @define_op("attention_backward", _WHERE, _fake_backward, advice=_ADVICE)
-def backward_op(
+def backward_op(  # noqa: PLR0913  (as above)
     grad: Tensor,
     grad_lse: Tensor | None,
     q: Tensor,
@@ -145,7 +132,7 @@ def backward_op(
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
     dq, dk, dv = (_like(t, t.shape[-1]) for t in (q, k, v))
     dbias = _empty_bias(q, bias)
-    tiles, before, _held = _call(q, k, v, out, lse, ranges, bias, seed, pattern, causal, offset)
+    tiles, before, _held = _call((q, k, v, out), lse, ranges, bias, (pattern, causal, offset))
     _native.attention_backward(
         tiles,
         *before,

@@ -19,7 +19,12 @@ _WHERE = "attention"
 
 
 def ranges_of(
-    lengths: Tensor | None, documents: Tensor | None, batch: int, queries: int, keys: int, offset: int
+    lengths: Tensor | None,
+    documents: Tensor | None,
+    batch: int,
+    queries: int,
+    keys: int,
+    offset: int,
 ) -> Tensor | None:
     """int32 [B, N, 2], or None if every query may see every key."""
     if lengths is None and documents is None:
@@ -61,7 +66,7 @@ def _documents(ids: Tensor, batch: int, queries: int, keys: int) -> tuple[Tensor
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """The published slopes: powers of 2^(-8 / heads), and for other numbers of heads between them."""
+    """The published slopes: powers of 2^(-8 / heads), between them for other numbers of heads."""
     nearest = 1 << int(math.log2(heads))
     slopes = [2 ** (-8 * (h + 1) / nearest) for h in range(nearest)]
     slopes += [2 ** (-8 * (2 * h + 1) / (2 * nearest)) for h in range(heads - nearest)]

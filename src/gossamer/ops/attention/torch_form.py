@@ -7,67 +7,58 @@ precision, and differentiable as often as one likes.
 Legend: B batch, H heads, n queries of a row, m keys of its blocks.
 """
 
-import numpy as np
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from gossamer.ops.attention.blocks import BLOCK, BlockList
-from gossamer.patterns.attention.block_list import WHOLE, unpack_rows
 
 _MOST = (1 << 32) - 1
 
 
+class Extras(NamedTuple):
+    """What a call adds to its pattern; as in `native_op`."""
+
+    ranges: Tensor | None
+    bias: Tensor | None
+    seed: Tensor | None
+    scale: float
+    cap: float
+    dropout: float
+
+
 def by_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    blocks: BlockList,
-    ranges: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    scale: float,
-    cap: float,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, blocks: BlockList, extras: Extras
 ) -> tuple[Tensor, Tensor]:
     """The result [B, H, N, V] and lse [B, H, N]."""
-    group = q.shape[1] // k.shape[1]
-    outs, sums = [], []
-    for head in range(q.shape[1]):
-        rows = _rows_of_head(
-            q[:, head], k[:, head // group], v[:, head // group], blocks, head, ranges, bias, seed,
-            (scale, cap, dropout), q.shape[1],
-        )  # fmt: skip
-        outs.append(rows[0])
-        sums.append(rows[1])
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    rows = [
+        _rows_of_head((q[:, h], k[:, h // group], v[:, h // group]), blocks, (h, heads), extras)
+        for h in range(heads)
+    ]
+    outs, sums = zip(*rows, strict=True)
     return torch.stack(outs, dim=1), torch.stack(sums, dim=1)
 
 
 def _rows_of_head(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor],
     blocks: BlockList,
-    head: int,
-    ranges: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    settings: tuple[float, float, float],
-    heads: int,
+    head_of: tuple[int, int],
+    extras: Extras,
 ) -> tuple[Tensor, Tensor]:
-    scale, cap, dropout = settings
+    q, k, v = tensors
+    head, heads = head_of
+    ranges, bias, seed, scale, cap, dropout = extras
     known = head if len(blocks.of_head) > 1 else 0
     row, column, mask = blocks.blocks_of(known)
-    masks = np.concatenate(
-        [unpack_rows(blocks.mask_bits[:, 0]), np.ones((1, BLOCK, BLOCK), dtype=bool)]
-    )
     outs, sums = [], []
     for first in range(0, q.shape[1], BLOCK):
         i = torch.arange(first, min(first + BLOCK, q.shape[1]), device=q.device)
         own = row == first // BLOCK
         columns = torch.from_numpy(column[own]).to(q.device)
         j = (columns[:, None] * BLOCK + torch.arange(BLOCK, device=q.device)).reshape(-1)
-        numbers = np.where(mask[own] == WHOLE, len(masks) - 1, mask[own])
-        pairs = torch.from_numpy(masks[numbers].transpose(1, 0, 2).reshape(BLOCK, -1))
+        pairs = torch.from_numpy(blocks.masks[mask[own]].transpose(1, 0, 2).reshape(BLOCK, -1))
         attends = pairs.to(q.device)[: len(i), j < k.shape[1]]
         j = j[j < k.shape[1]]
         seen = attends.expand(q.shape[0], *attends.shape)

@@ -10,7 +10,7 @@ from gossamer.errors import InputError
 from gossamer.ops.attention.blocks import PatternLike, lists_of, name_of
 from gossamer.ops.attention.native_op import forward_op
 from gossamer.ops.attention.ranges import alibi_bias, alibi_slopes, ranges_of
-from gossamer.ops.attention.torch_form import by_torch
+from gossamer.ops.attention.torch_form import Extras, by_torch
 from gossamer.ops.calls import call_op
 
 _WHERE = "attention"
@@ -18,7 +18,7 @@ _NATIVE = (torch.float32, torch.bfloat16)
 _MOST_DIM = 1024
 
 
-def attention(
+def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -73,11 +73,24 @@ def attention(
     name, cap = name_of(pattern), float(softcap or 0.0)
     if _runs_native(q, k, v):
         out, lse = call_op(
-            forward_op, _WHERE, q, k, v, ranges, bias, drawn, name, causal, offset, scale, cap, dropout
+            forward_op,
+            _WHERE,
+            q,
+            k,
+            v,
+            ranges,
+            bias,
+            drawn,
+            name,
+            causal,
+            offset,
+            scale,
+            cap,
+            dropout,
         )
     else:
         blocks = lists_of(name, queries, keys, q.shape[1], causal, offset)
-        out, lse = by_torch(q, k, v, blocks, ranges, bias, drawn, scale, cap, dropout)
+        out, lse = by_torch(q, k, v, blocks, Extras(ranges, bias, drawn, scale, cap, dropout))
     return (out, lse) if return_lse else out
 
 

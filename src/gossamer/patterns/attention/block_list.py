@@ -92,6 +92,12 @@ class BlockList:
             np.ascontiguousarray(both),
         )
 
+    @cached_property
+    def masks(self) -> Bits:
+        """[M + 1, 64, 64], query by key; the last one, number -1, is all pairs."""
+        every = np.ones((1, BLOCK, BLOCK), dtype=bool)
+        return np.concatenate([unpack_rows(self.mask_bits[:, 0]), every])
+
     @property
     def num_lists(self) -> int:
         """Lists that differ."""
@@ -150,23 +156,18 @@ class BlockList:
     def row_counts(self, head: int) -> Ints:
         """How many keys each query of a head attends to."""
         row, column, mask = self.blocks_of(head)
-        masks = unpack_rows(self.mask_bits[:, 0])
         counts = np.zeros((self.shape[0], BLOCK), dtype=np.int64)
         width = np.minimum(self.keys - column * BLOCK, BLOCK)
-        # Rows of a mask, cut at the last key; the last one stands for all pairs.
-        sums = np.concatenate([np.cumsum(masks, axis=2), np.ones((1, BLOCK, BLOCK), int).cumsum(2)])
-        np.add.at(counts, row, sums[mask, :, width - 1])
+        # Rows of a mask, cut at the last key.
+        np.add.at(counts, row, np.cumsum(self.masks, axis=2)[mask, :, width - 1])
         return counts.reshape(-1)[: self.queries]
 
     def dense_mask(self, head: int) -> Bits:
         """All pairs of a head as [queries, keys]: for tests and small pictures."""
         rows, columns = self.shape
-        masks = np.concatenate(
-            [unpack_rows(self.mask_bits[:, 0]), np.ones((1, BLOCK, BLOCK), dtype=bool)]
-        )
         full = np.zeros((rows, columns, BLOCK, BLOCK), dtype=bool)
         row, column, mask = self.blocks_of(head)
-        full[row, column] = masks[mask]
+        full[row, column] = self.masks[mask]
         flat = full.transpose(0, 2, 1, 3).reshape(rows * BLOCK, columns * BLOCK)
         return flat[: self.queries, : self.keys]
 

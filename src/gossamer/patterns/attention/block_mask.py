@@ -14,12 +14,11 @@ from gossamer.patterns.attention.block_list import (
     BlockList,
     Ints,
     num_blocks,
-    unpack_rows,
 )
 
 
 def to_block_mask(blocks: BlockList) -> BlockMask:
-    """The same blocks for `torch.nn.attention.flex_attention`, one entry per head, block size 64."""
+    """The same blocks for torch's `flex_attention`, one entry per head, block size 64."""
     rows, columns = blocks.shape
     heads = len(blocks.of_head)
     nothing = len(blocks.mask_bits)
@@ -28,11 +27,7 @@ def to_block_mask(blocks: BlockList) -> BlockMask:
         row, column, mask = blocks.blocks_of(head)
         numbers[blocks.of_head[head], row, column] = np.where(mask == WHOLE, nothing + 1, mask)
     masks = np.concatenate(
-        [
-            unpack_rows(blocks.mask_bits[:, 0]),
-            np.zeros((1, BLOCK, BLOCK), dtype=bool),
-            np.ones((1, BLOCK, BLOCK), dtype=bool),
-        ]
+        [blocks.masks[:-1], np.zeros((1, BLOCK, BLOCK), bool), blocks.masks[-1:]]
     )
     grid, table = torch.from_numpy(numbers), torch.from_numpy(masks)
     lists = torch.from_numpy(blocks.of_head.astype(np.int64))
@@ -113,9 +108,7 @@ def _split(mask: BlockMask, head: int, down: int, across: int) -> tuple[Ints, In
     return np.concatenate(rows), np.concatenate(columns), np.concatenate(whole)
 
 
-def _evaluated(
-    mask: BlockMask, head: int, row: int, column: int, queries: int, keys: int
-) -> Bits:
+def _evaluated(mask: BlockMask, head: int, row: int, column: int, queries: int, keys: int) -> Bits:
     """What the mask says about the pairs of a block; beyond the last token it is not asked."""
     inside = torch.arange(BLOCK)
     query, key = row * BLOCK + inside, column * BLOCK + inside

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A list of blocks as an SVG: whole blocks dark, blocks that are kept in part lighter."""
 
+import itertools
+
 import numpy as np
 
 from gossamer.patterns.attention.block_list import WHOLE, BlockList
@@ -32,7 +34,7 @@ def draw_blocks(blocks: BlockList, head: int = 0, size: int = 384, title: str = 
     ]
     for y in range(height):
         edges = np.flatnonzero(np.diff(cells[y], prepend=-1, append=-1))
-        for start, end in zip(edges[:-1], edges[1:], strict=True):
+        for start, end in itertools.pairwise(edges.tolist()):
             kind = int(cells[y, start])
             if kind:
                 parts.append(

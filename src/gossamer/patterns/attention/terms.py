@@ -23,7 +23,7 @@ _LAST = BLOCK - 1
 
 
 @dataclass(frozen=True)
-class Grid:
+class Span:
     """What a pattern is laid over: query i stands at position i + offset of the keys' sequence."""
 
     queries: int
@@ -52,15 +52,15 @@ class AttentionTerm(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
         """Whether queries at positions i attend to keys at j, which broadcast."""
 
     @abstractmethod
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
         """Rows and columns of all blocks that may hold a pair; some may be named twice."""
 
     @abstractmethod
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
         """Numbers that are equal for blocks with equal masks."""
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ class AttentionTerm(ABC):
         return self.name
 
 
-def _band(grid: Grid, behind: int, ahead: int) -> Pairs:
+def _band(grid: Span, behind: int, ahead: int) -> Pairs:
     """Blocks with a pair at distance -ahead <= i - j <= behind."""
     first = grid.first_queries
     low = np.maximum(-(-(first - _LAST - behind) // BLOCK), 0)
@@ -98,11 +98,11 @@ def _cross(rows: Ints, columns: Ints) -> Pairs:
     return np.repeat(rows, len(columns)), np.tile(columns, len(rows))
 
 
-def _all_rows(grid: Grid) -> Ints:
+def _all_rows(grid: Span) -> Ints:
     return np.arange(num_blocks(grid.queries))
 
 
-def _all_columns(grid: Grid) -> Ints:
+def _all_columns(grid: Span) -> Ints:
     return np.arange(num_blocks(grid.keys))
 
 
@@ -112,15 +112,18 @@ class FullTerm(AttentionTerm):
 
     name: ClassVar[str] = "full"
 
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
         return np.ones(np.broadcast_shapes(i.shape, j.shape), dtype=bool)
 
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
         if grid.causal:
             return [_band(grid, grid.queries + grid.keys + abs(grid.offset), 0)]
         return [_cross(_all_rows(grid), _all_columns(grid))]
 
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
         return []
 
 
@@ -135,21 +138,24 @@ class WindowTerm(AttentionTerm):
     dilation: int = 1
     name: ClassVar[str] = "window"
 
-    def _reach(self, grid: Grid) -> tuple[int, int]:
+    def _reach(self, grid: Span) -> tuple[int, int]:
         """How far it looks behind and ahead."""
         if grid.causal:
             return (self.length - 1) * self.dilation, 0
         return self.length // 2 * self.dilation, self.length // 2 * self.dilation
 
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
         behind, ahead = self._reach(grid)
         near = (i - j <= behind) & (j - i <= ahead)
         return near if self.dilation == 1 else near & ((i - j) % self.dilation == 0)
 
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
         return [_band(grid, *self._reach(grid))]
 
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
         behind, ahead = self._reach(grid)
         return [np.clip(first_query - first_key, -ahead - BLOCK, behind + BLOCK)]
 
@@ -165,17 +171,20 @@ class GlobalTerm(AttentionTerm):
     count: int
     name: ClassVar[str] = "global"
 
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
         return (i < self.count) | (j < self.count)
 
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
         rows = _all_rows(grid)
         return [
             _cross(rows, np.arange(min(num_blocks(self.count), num_blocks(grid.keys)))),
             _cross(rows[grid.first_queries < self.count], _all_columns(grid)),
         ]
 
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
         return [np.minimum(first_query, self.count), np.minimum(first_key, self.count)]
 
     def __str__(self) -> str:
@@ -189,14 +198,17 @@ class SinksTerm(AttentionTerm):
     count: int
     name: ClassVar[str] = "sinks"
 
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
         return np.broadcast_to(j < self.count, np.broadcast_shapes(i.shape, j.shape))
 
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
         columns = np.arange(min(num_blocks(self.count), num_blocks(grid.keys)))
         return [_cross(_all_rows(grid), columns)]
 
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
         return [np.minimum(first_key, self.count)]
 
     def __str__(self) -> str:
@@ -210,11 +222,14 @@ class StridedTerm(AttentionTerm):
     stride: int
     name: ClassVar[str] = "strided"
 
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
         near = (i - j <= self.stride) & (j - i <= self.stride)
-        return near | ((i - j) % self.stride == 0)
+        found: Bits = np.logical_or(near, (i - j) % self.stride == 0)
+        return found
 
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
         rows, columns = num_blocks(grid.queries), num_blocks(grid.keys)
         # Diagonals row - column on which a distance is a multiple of the stride.
         diagonals = np.arange(1 - columns, rows, dtype=np.int64)
@@ -227,7 +242,8 @@ class StridedTerm(AttentionTerm):
         turned, found = _runs(low, high)
         return [_band(grid, self.stride, self.stride), (found, found - hits[turned])]
 
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
         distance = first_query - first_key
         edge = self.stride + BLOCK
         return [np.clip(distance, -edge, edge), distance % self.stride]
@@ -245,14 +261,19 @@ class FixedTerm(AttentionTerm):
     name: ClassVar[str] = "fixed"
 
     def check(self) -> None:
+        """Refuse numbers that make no sense."""
         super().check()
         if self.c > self.length:
             raise PatternError(f"{self}: c must be at most the length {self.length}.")
 
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
-        return (i // self.length == j // self.length) | (j % self.length >= self.length - self.c)
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
+        summary = j % self.length >= self.length - self.c
+        found: Bits = np.logical_or(i // self.length == j // self.length, summary)
+        return found
 
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
         first, keys = grid.first_queries, grid.first_keys
         low = np.maximum(first // self.length * self.length // BLOCK, 0)
         end = ((first + _LAST) // self.length + 1) * self.length - 1
@@ -262,7 +283,8 @@ class FixedTerm(AttentionTerm):
             _cross(_all_rows(grid), np.flatnonzero(until_summary < BLOCK)),
         ]
 
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
         apart = first_query // self.length - first_key // self.length
         most = BLOCK // self.length + 2
         return [
@@ -296,18 +318,19 @@ class BigBirdTerm(AttentionTerm):
     name: ClassVar[str] = "bigbird"
 
     def check(self) -> None:
+        """Refuse numbers that make no sense."""
         super().check()
         if self.window % 2 == 0:
             raise PatternError(f"{self}: window counts the own block, and must be odd.")
 
-    def _globals(self, grid: Grid) -> Ints:
+    def _globals(self, grid: Span) -> Ints:
         total = -(-grid.keys // self.block)
         first = (self.global_ + 1) // 2
         last = np.arange(max(total - self.global_ // 2, 0), total)
         return np.unique(np.concatenate([np.arange(min(first, total)), last]))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  (terms are small, and few)
-    def _chosen(self, grid: Grid) -> Ints:
+    def _chosen(self, grid: Span) -> Ints:
         """Random key blocks of each block of queries; -1 where there are too few."""
         total = -(-grid.keys // self.block)
         rows = -(-(grid.queries + grid.offset) // self.block)
@@ -324,23 +347,29 @@ class BigBirdTerm(AttentionTerm):
                 chosen[row, number] = place
         return chosen
 
-    def attends(self, i: Ints, j: Ints, grid: Grid) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
         i, j = np.broadcast_arrays(i // self.block, j // self.block)
         everybody, chosen = self._globals(grid), self._chosen(grid)
-        found = np.abs(i - j) <= self.window // 2
-        found = found | np.isin(i, everybody) | np.isin(j, everybody)
+        found: Bits = np.isin(i, everybody) | np.isin(j, everybody)
+        found = np.logical_or(found, np.abs(i - j) <= self.window // 2)
         for column in range(self.random):
             inside = np.clip(i, 0, max(len(chosen) - 1, 0))
             if len(chosen):
-                found = found | (chosen[inside, column] == j)
+                found = np.logical_or(found, chosen[inside, column] == j)
         return found
 
-    def blocks(self, grid: Grid) -> list[Pairs]:
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
         total, everybody = -(-grid.keys // self.block), self._globals(grid)
         first = grid.first_queries
         rows, columns = _all_rows(grid), _all_columns(grid)
         wide = self.window // 2 * self.block + self.block
-        key_tiles = np.unique(np.concatenate([_tiles(b, self.block) for b in everybody] or [[]]))
+        key_tiles = np.unique(
+            np.concatenate(
+                [np.zeros(0, dtype=np.int64), *(_tiles(b, self.block) for b in everybody)]
+            )
+        )
         key_tiles = key_tiles[key_tiles < len(columns)].astype(np.int64)
         low, high = first // self.block, (first + _LAST) // self.block
         is_global = np.zeros(len(first), dtype=bool)
@@ -358,7 +387,8 @@ class BigBirdTerm(AttentionTerm):
                 pairs.append(_cross(inside_rows, column_tile[column_tile < len(columns)]))
         return pairs
 
-    def signature(self, first_query: Ints, first_key: Ints, grid: Grid) -> list[Ints]:
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
         if self.block % BLOCK == 0 and grid.offset % BLOCK == 0:
             return [self.attends(first_query, first_key, grid).astype(np.int64)]
         return [first_query, first_key]  # no two alike
@@ -390,7 +420,7 @@ def _sample(total: int, count: int, seeds: tuple[int, ...]) -> list[int]:
 
 
 def _mixed(x: int) -> int:
-    """splitmix64"""
+    """A step of splitmix64."""
     most = (1 << 64) - 1
     x = (x + 0x9E3779B97F4A7C15) & most
     x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & most

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From text to pattern of attention, and from a pattern to its list of blocks.
 
-    window:512+global:64                       terms are united by + or |
-    bigbird:block=64,window=3,global=2,random=3
-    window:256; strided:128                    heads in two groups, one pattern each
+window:512+global:64                       terms are united by + or |
+bigbird:block=64,window=3,global=2,random=3
+window:256; strided:128                    heads in two groups, one pattern each
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import numpy as np
 
 from gossamer.errors import PatternError
 from gossamer.patterns.attention.block_list import BLOCK, WHOLE, Bits, BlockList, Ints, check_size
-from gossamer.patterns.attention.terms import TERMS, AttentionTerm, BigBirdTerm, Grid
+from gossamer.patterns.attention.terms import TERMS, AttentionTerm, BigBirdTerm, Span
 
 LEGAL_ATTENTION = (
     "'full', 'window:512', 'window:512+global:64', 'sinks:4+window:1024', 'strided:128',"
@@ -68,9 +68,11 @@ class AttentionPattern:
         keys = queries if keys is None else keys
         check_size(queries, "queries")
         check_size(keys, "keys")
-        return _blocks(self, queries, keys, heads, causal, keys - queries if offset is None else offset)
+        return _blocks(
+            self, queries, keys, heads, causal, keys - queries if offset is None else offset
+        )
 
-    def attends(self, i: Ints, j: Ints, grid: Grid, heads: int) -> Bits:
+    def attends(self, i: Ints, j: Ints, grid: Span, heads: int) -> Bits:
         """Whether queries at positions i attend to keys at j; what a pattern means."""
         found = np.zeros(np.broadcast_shapes(i.shape, j.shape), dtype=bool)
         for term in self.group_of(grid.head, heads):
@@ -90,7 +92,7 @@ def _blocks(
         kind = (terms, head) if varies else terms
         if kind not in kinds:
             kinds[kind] = len(kinds)
-            grid = Grid(queries, keys, offset, causal, head)
+            grid = Span(queries, keys, offset, causal, head)
             lists.append(_list_of(pattern, grid, heads, masks))
         of_head.append(kinds[kind])
     return BlockList.of(queries, keys, of_head, lists, masks.array())
@@ -119,7 +121,7 @@ _EMPTY = -2
 
 
 def _list_of(
-    pattern: AttentionPattern, grid: Grid, heads: int, masks: _Masks
+    pattern: AttentionPattern, grid: Span, heads: int, masks: _Masks
 ) -> tuple[Ints, Ints, Ints]:
     """Rows, columns and masks of the blocks of one head."""
     terms = pattern.group_of(grid.head, heads)
@@ -131,7 +133,9 @@ def _list_of(
         reached = first_query + BLOCK - 1 >= first_key
         row, column = row[reached], column[reached]
         first_query, first_key = first_query[reached], first_key[reached]
-    signature = [number for term in terms for number in term.signature(first_query, first_key, grid)]
+    signature = [
+        number for term in terms for number in term.signature(first_query, first_key, grid)
+    ]
     if grid.causal:
         signature.append(np.minimum(first_query - first_key, BLOCK))
     if not len(row):
@@ -160,7 +164,9 @@ def _distinct(signature: list[Ints]) -> tuple[Ints, Ints]:
     return example, inverse
 
 
-def parse_attention(text: "str | AttentionPattern | list[str] | tuple[str, ...]") -> AttentionPattern:
+def parse_attention(
+    text: "str | AttentionPattern | list[str] | tuple[str, ...]",
+) -> AttentionPattern:
     """The pattern that `text` names; several texts are those of as many groups of heads."""
     if isinstance(text, AttentionPattern):
         return text
@@ -206,7 +212,8 @@ def _term(text: str, piece: str, start: int) -> AttentionTerm:
     if name not in TERMS:
         raise _fault(text, start, f"no pattern is called '{name}'; {_nearest(name, list(TERMS))}")
     term = TERMS[name]
-    fields = [field.name.rstrip("_") for field in dataclasses.fields(term)]
+    declared = dataclasses.fields(term)  # type: ignore[arg-type]  # every term is a dataclass
+    fields = [field.name.rstrip("_") for field in declared]
     given: dict[str, int] = {}
     at = start + len(name) + 1
     for number, argument in enumerate(rest.split(",") if rest else []):
@@ -223,9 +230,7 @@ def _term(text: str, piece: str, start: int) -> AttentionTerm:
             raise _fault(text, at, f"'{key}' of '{name}' is given twice.")
         given[key] = int(value)
         at += len(argument) + 1
-    needed = [
-        field.name for field in dataclasses.fields(term) if field.default is dataclasses.MISSING
-    ]
+    needed = [field.name for field in declared if field.default is dataclasses.MISSING]
     for field in needed:
         if field not in given:
             raise _fault(text, start, f"'{name}' needs its {field}, such as '{name}:128'.")
