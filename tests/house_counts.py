@@ -72,6 +72,11 @@ ADDED = {
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
         ("_graph_rules",),
     ),
+    "attention": (
+        ("patterns/attention/", "ops/attention/", "nn/attention/"),
+        ("ops/_native.pyi",),
+        re.compile("AttentionTiles|attention_(for|back)ward"),
+    ),
     "recipes of others": (("recipes/foreign/",), (), re.compile("never")),
     "any model": (
         (

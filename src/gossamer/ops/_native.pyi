@@ -528,6 +528,26 @@ class EdgeRows:
         /,
     ) -> None: ...
 
+class AttentionTiles:
+    def __init__(
+        self,
+        lists: int,
+        queries: int,
+        keys: int,
+        num_tiles: int,
+        num_masks: int,
+        by_query: tuple[int, int, int],
+        by_key: tuple[int, int, int],
+        masks: int,
+        /,
+    ) -> None: ...
+
+def attention_forward(
+    tiles: AttentionTiles, /, *args: int | float | str | tuple[int, ...]
+) -> None: ...
+def attention_backward(
+    tiles: AttentionTiles, /, *args: int | float | str | tuple[int, ...]
+) -> None: ...
 def graph_spmm(
     rows: EdgeRows,
     values: int,
