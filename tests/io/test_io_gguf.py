@@ -176,6 +176,25 @@ def test_digits_stay_apart_and_merges_apply(tokenizer):
     assert tokenizer.get_vocab_size() == SIZES["vocab_size"]
 
 
+@pytest.mark.parametrize(
+    ("cut", "text", "tokens"),
+    [
+        ("refact", "he 12", ["he", "Ġ", "1", "2"]),
+        ("olmo", "he 12", ["he", "Ġ", "12"]),
+        ("dbrx", "he12\n\nhe", ["he", "12", "Ċ", "Ċ", "he"]),
+        ("llama-bpe", "12 hell", ["<start>", "12", "Ġ", "hell"]),
+        ("qwen2", "12 he\u0301", ["1", "2", "Ġ", "h", "Ã", "©"]),
+    ],
+)
+def test_texts_are_cut_as_the_file_names_it(tmp_path, cut, text, tokens):
+    from tokenizers import Tokenizer
+
+    file = tiny_gguf()
+    file.settings["tokenizer.ggml.pre"] = (STRING, cut)
+    content = read_beside(file.write(tmp_path / "m.gguf"))["tokenizer.json"].decode()
+    assert Tokenizer.from_str(content).encode(text).tokens == tokens
+
+
 @pytest.mark.parametrize("sample", ["", " ", "hello\n\n  12", "wörld 日本 \x00\x7f", "it's <e>"])
 def test_any_text_survives_the_tokenizer(tokenizer, sample):
     assert tokenizer.decode(tokenizer.encode(sample).ids) == sample
@@ -303,6 +322,16 @@ def test_tokenizers_that_are_refused(tmp_path, key, value, message):
     file.settings[f"tokenizer.ggml.{key}"] = value
     with pytest.raises(ArtifactError, match=message):
         read_beside(file.write(tmp_path / "m.gguf"))
+
+
+def test_a_tokenizer_in_the_folder_stands_in(tmp_path):
+    file = tiny_gguf()
+    file.settings["tokenizer.ggml.model"] = (STRING, "llama")
+    path = file.write(tmp_path / "m.gguf")
+    with pytest.raises(ArtifactError, match="in the folder of the file"):
+        read_beside(path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert read_beside(path) == {"tokenizer.json": b"{}"}
 
 
 def raw_setting(body):

@@ -20,10 +20,26 @@ _BYTE_LEVEL = {
     "trim_offsets": True,
     "use_regex": True,
 }
+_DIGITS = [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL]
+
+
+def _cut_by_words(digits: str) -> list[dict[str, Any]]:
+    """Contractions, words with one sign before them, so many digits, signs, white space."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return [split | {"invert": False}, _BYTE_LEVEL | {"use_regex": False}]
+
+
 # Name in the file to the steps of the pre-tokenizer.
+_LLAMA_BPE = "llama-bpe"
 _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
-    "smollm": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL],
-    "gpt-2": [_BYTE_LEVEL],
+    **dict.fromkeys(("smollm", "refact"), _DIGITS),
+    **{name: [_BYTE_LEVEL] for name in ("gpt-2", "olmo")},
+    **{name: _cut_by_words(r"\p{N}{1,3}") for name in (_LLAMA_BPE, "dbrx", "smaug-bpe")},
+    "qwen2": _cut_by_words(r"\p{N}"),
 }
 _CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL = {
@@ -43,7 +59,8 @@ def gguf_tokenizer_files(path: os.PathLike[str] | str) -> dict[str, bytes]:
     if model != _MODEL or not isinstance(cut, str) or cut not in _PRE_TOKENIZERS:
         raise ArtifactError(
             f"{where}: tokenizer {ascii(model)[:40]} with pre-tokenizer {ascii(cut)[:40]} cannot be"
-            f" read; known: {_MODEL!r} with {', '.join(map(repr, _PRE_TOKENIZERS))}."
+            f" read; known: {_MODEL!r} with {', '.join(map(repr, _PRE_TOKENIZERS))}. Put the"
+            " tokenizer.json of the model in the folder of the file."
         )
     tokens = _texts(settings, "tokenizer.ggml.tokens", where)
     return {
@@ -56,15 +73,16 @@ def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ArtifactError(f"{where}: a token appears twice in tokenizer.ggml.tokens.")
-    steps = _PRE_TOKENIZERS[settings["tokenizer.ggml.pre"]]
+    cut = settings["tokenizer.ggml.pre"]
+    steps = _PRE_TOKENIZERS[cut]
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": _added(tokens, settings, where),
-        "normalizer": None,
+        "normalizer": {"type": "NFC"} if cut == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": None,
+        "post_processor": _post_processor(settings, tokens, where),
         "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
@@ -74,7 +92,7 @@ def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": cut == _LLAMA_BPE,  # a word that is a token is never taken apart
             "vocab": vocabulary,
             "merges": _merges(vocabulary, settings, where),
         },
@@ -87,24 +105,51 @@ def _config(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
     }
-    context = settings.get("llama.context_length")
+    context = settings.get(f"{settings.get('general.architecture')}.context_length")
     if type(context) is int:
         content["model_max_length"] = context
     for name, key in _SPECIAL.items():
-        number = settings.get(f"tokenizer.ggml.{key}")
-        if number is None:
-            continue
-        if type(number) is not int or not 0 <= number < len(tokens):
-            raise ArtifactError(
-                f"{where}: tokenizer.ggml.{key} is {ascii(number)[:40]}, but there are"
-                f" {len(tokens)} tokens."
-            )
-        content[name] = tokens[number]
+        number = _special(settings, key, tokens, where)
+        if number is not None:
+            content[name] = tokens[number]
     template = settings.get("tokenizer.chat_template")
     if isinstance(template, str):
         # Text for whoever formats chats; it is not looked into here.
         content["chat_template"] = template
     return pretty_json(content)
+
+
+def _special(settings: dict[str, Any], key: str, tokens: list[str], where: str) -> int | None:
+    """The number of a special token, where there is one."""
+    number = settings.get(f"tokenizer.ggml.{key}")
+    if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
+        raise ArtifactError(
+            f"{where}: tokenizer.ggml.{key} is {ascii(number)[:40]}, but there are {len(tokens)}"
+            " tokens."
+        )
+    return number
+
+
+def _post_processor(
+    settings: dict[str, Any], tokens: list[str], where: str
+) -> dict[str, Any] | None:
+    """Puts the first token before every text, where the file says so; Llama 3 does unless told."""
+    usual = settings["tokenizer.ggml.pre"] == _LLAMA_BPE
+    if not settings.get("tokenizer.ggml.add_bos_token", usual):
+        return None
+    number = _special(settings, "bos_token_id", tokens, where)
+    if number is None:
+        return None
+    first = {"SpecialToken": {"id": tokens[number], "type_id": 0}}
+    one, two = ({"Sequence": {"id": name, "type_id": at}} for at, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, one],
+        "pair": [first, one, two],
+        "special_tokens": {
+            tokens[number]: {"id": tokens[number], "ids": [number], "tokens": [tokens[number]]}
+        },
+    }
 
 
 def _merges(vocabulary: dict[str, int], settings: dict[str, Any], where: str) -> list[list[str]]:
