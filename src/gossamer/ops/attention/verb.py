@@ -2,6 +2,7 @@
 """`gossamer.attention`: checks, what is added to a pattern, and which path computes it."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
     offset: int | None = None,
     positions: Tensor | None = None,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Attention over the pairs of a pattern, forward and backward, at the cost of its blocks.
 
     Float32 and bfloat16 on the CPU run on native kernels, whose results are the same for any number
@@ -65,6 +66,9 @@ def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
             a key that stood behind it. `causal` and distances are about the order they have now.
         return_lse: also give the logarithm of each row's sum of exponentials, float32 [batch,
             heads, queries]; -inf for a query that attends to nothing.
+
+    Returns:
+        [batch, heads, queries, value_dim], or that and the logarithms.
     """
     _check(q, k, v, dropout, softcap)
     queries, keys = q.shape[2], k.shape[2]
@@ -135,7 +139,7 @@ def _bias_of(
     q: Tensor, k: Tensor, bias: Tensor | None, alibi: bool | Tensor, offset: int
 ) -> Tensor | None:
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    distances = queries + keys - 1
+    distances = max(queries + keys - 1, 0)
     exact = torch.float64 if q.dtype is torch.float64 else torch.float32
     if bias is not None:
         if tuple(bias.shape) != (heads, distances):
