@@ -242,7 +242,8 @@ class Family:
 
 def transformers_path(model_type: str, name: str) -> str:
     """Module and class of a model of transformers."""
-    return f"transformers.models.{model_type}.modeling_{model_type}.{name}"
+    folder = model_type.replace("-", "_")
+    return f"transformers.models.{folder}.modeling_{folder}.{name}"
 
 
 def transformers_chain(base: str, layers: str, front: str, back: str, head: str) -> Chain:

@@ -4,13 +4,15 @@
 from dataclasses import replace
 
 from gossamer.nn.families.bert import bert_like
-from gossamer.nn.families.family import PositionFacts
+from gossamer.nn.families.family import Family, PositionFacts
 
-FAMILY = replace(
-    bert_like(
-        "RoBERTa",
-        "roberta",
-        "Roberta",
+
+def roberta_like(name: str, model_type: str, prefix: str) -> Family:
+    """A family that differs from RoBERTa in its vocabulary only."""
+    family = bert_like(
+        name,
+        model_type,
+        prefix,
         heads={
             "lm_head.dense": "inner",
             "lm_head.layer_norm": "last norm",
@@ -20,6 +22,8 @@ FAMILY = replace(
             "classifier.out_proj": "classifier",
             "classifier": "classifier",
         },
-    ),
-    positions=PositionFacts(after_padding=True),
-)
+    )
+    return replace(family, positions=PositionFacts(after_padding=True))
+
+
+FAMILY = roberta_like("RoBERTa", "roberta", "Roberta")

@@ -8,7 +8,9 @@ from torch import nn
 
 from gossamer.nn.families import (
     bert,
+    camembert,
     distilbert,
+    electra,
     gpt2,
     llama,
     mistral,
@@ -16,6 +18,7 @@ from gossamer.nn.families import (
     plain,
     qwen2,
     roberta,
+    xlm_roberta,
     zoo_encoder,
     zoo_gpt,
 )
@@ -25,6 +28,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
     plain.SEQUENTIAL,
     bert.FAMILY,
     roberta.FAMILY,
+    xlm_roberta.FAMILY,
+    camembert.FAMILY,
+    electra.FAMILY,
     distilbert.FAMILY,
     gpt2.FAMILY,
     opt.FAMILY,
