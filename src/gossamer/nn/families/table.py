@@ -7,17 +7,25 @@ from typing import Any, Final, Literal
 from torch import nn
 
 from gossamer.nn.families import (
+    albert,
     bert,
     camembert,
+    clip,
+    dinov2,
     distilbert,
     electra,
     gpt2,
     llama,
     mistral,
+    modernbert,
+    mpnet,
+    nomic_bert,
     opt,
     plain,
     qwen2,
     roberta,
+    siglip,
+    vit,
     xlm_roberta,
     zoo_encoder,
     zoo_gpt,
@@ -31,6 +39,14 @@ FAMILIES: Final[tuple[Family, ...]] = (
     xlm_roberta.FAMILY,
     camembert.FAMILY,
     electra.FAMILY,
+    albert.FAMILY,
+    mpnet.FAMILY,
+    modernbert.FAMILY,
+    nomic_bert.FAMILY,
+    vit.FAMILY,
+    dinov2.FAMILY,
+    clip.FAMILY,
+    siglip.FAMILY,
     distilbert.FAMILY,
     gpt2.FAMILY,
     opt.FAMILY,
@@ -61,7 +77,18 @@ def block_of(module: nn.Module, question: Question = "block") -> BlockParts | No
     """The parts of a block of a family that answers `question`; None for every other module."""
     kind = type(module)
     name = _BY_BLOCK.get(f"{kind.__module__}.{kind.__qualname__}", "")
-    return answers("block")[name] if name in answers(question) else None
+    parts: BlockParts | None = answers("block")[name] if name in answers(question) else None
+    if parts is not None and not _has(module, parts.down):
+        return None  # a variant whose feed-forward part is another one
+    return parts
+
+
+def _has(module: nn.Module, path: str) -> bool:
+    for name in path.split("."):
+        if (found := module._modules.get(name)) is None:
+            return False
+        module = found
+    return True
 
 
 def family_of(model: nn.Module, question: Question) -> str | None:
