@@ -5,7 +5,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from gossamer.ops.engines.encoder import PackedEncoder
-from gossamer.running.encoder import native_encoder as run_encoder
+from gossamer.running.encoder import packing as run_encoder
 from gossamer.running.encoder import read_layers
 from gossamer.running.encoder.packing import moved_rows, reorder_neurons
 

@@ -67,7 +67,7 @@ class EncoderOutput:
     attentions: None = None
 
     def __getitem__(self, index: Any) -> Any:
-        return (self.last_hidden_state,)[index]
+        return getattr(self, index) if isinstance(index, str) else (self.last_hidden_state,)[index]
 
 
 class TokenPrunedEncoder(nn.Module):

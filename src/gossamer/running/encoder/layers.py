@@ -233,7 +233,9 @@ class _Reader:
         matrix = matrix_of(module)
         _float(where, matrix.values)
         bias = None if module.bias is None else _float(where, module.bias)
-        return Product(matrix, bias, (where,))
+        # As the module calls it that the native call takes the place of.
+        inside = where.removeprefix(f"{self.facts.layers}.") if self.facts.is_model else where
+        return Product(matrix, bias, (inside,))
 
     def _window(self) -> int:
         """The farthest distance at which tokens are seen; 0: all are."""
