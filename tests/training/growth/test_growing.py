@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import gossamer
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn.families import answers
+from gossamer.nn.families.family import ClassNames
 from gossamer.training.growth import grow, verify_growth
 from gossamer.training.growth.tensors import Axes, Factors, grown_tensor, shares
 from gossamer.training.growth.verify import default_loss
@@ -33,11 +34,12 @@ OWN = {
     "GPT tied": lambda: GPT(40, width=16, num_heads=4, num_layers=2, context=24, tied=True),
     "TinyEncoder": lambda: TinyEncoder(40, 3, width=16, num_heads=4, ffn_width=24, max_tokens=24),
 }
+NONE = ClassNames("", "", (), "")
 HEADS = [
     *OWN,
-    *(name for classes in answers("classes").values() for name in classes.names),
+    *(n for family in answers("growth") for n in answers("classes").get(family, NONE).names),
 ]
-POST_NORM = ("Bert", "Roberta", "DistilBert")
+POST_NORM = ("Bert", "Roberta", "DistilBert", "XLMRoberta", "Camembert")
 
 
 @pytest.fixture(autouse=True)
