@@ -453,6 +453,11 @@ class DecoderSession:
 
 class Table: ...
 class Bags: ...
+
+class TableSet:
+    def __init__(self, tables: list[Table], paddings: list[int]) -> None: ...
+    def pairs(self, ids: int, batch: int, first: int, out: int, kernels: str) -> None: ...
+
 class RowStep: ...
 
 class RowGroups:
@@ -471,6 +476,7 @@ def table(
     half: bool,
     map: int,
     num_ids: int,
+    span: int,
 ) -> Table: ...
 def bags(
     ids: int,
