@@ -44,7 +44,7 @@ ADDED = {
             *("recipes/stages/train/clicks.py", "recipes/stages/train/tables.py"),
             *("running/clicks/", "cli/run/score.py", "search/workloads/clicks.py"),
             *("zoo/problems/clicks.py", "planner/table_step.py", "data/evaluation.py"),
-            "runs/stages/round_tables.py",
+            *("runs/stages/round_tables.py", "running/packed/file_tables.py"),
         ),
         ("io/", "nn/", "ops/_native.pyi", "planner/", "recipes/", "runs/", "running/", "training/"),
         re.compile(r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm|Divisible|Shared|counts_ids|Rounded"),

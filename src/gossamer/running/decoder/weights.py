@@ -19,6 +19,7 @@ from gossamer.formats.grid import int4_grid, offsets_grid
 from gossamer.nn.families import answers
 from gossamer.nn.layer_kinds import form_of, kind_name
 from gossamer.nn.layer_weights import matrix_of, weight_of
+from gossamer.nn.layers.tables import table_of
 from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops import Kernel, Problem, kernels_for
 from gossamer.ops.engines.decoder import DecoderShape, PackedLayer
@@ -32,6 +33,8 @@ from gossamer.settings import tuning_enabled
 # What is known of the classes that the native decoder runs.
 FACTS = {facts.model: facts for facts in answers("decoder").values()}
 _LIBRARIES = ("torch", "transformers", "gossamer")
+# Tables have no masks: int4 alone makes one number in seven a zero.
+_TABLE_SPARSITY = 0.5
 # Ways to stretch positions whose angles do not depend on the length of the sequence.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
@@ -130,8 +133,13 @@ def _product(layer: nn.Module, where: str) -> Product:
             f"decoder: {where} is a {type(layer).__name__}; expected a linear layer, masked,"
             " compact or dense. Merge adapters first."
         )
+    table = table_of(layer)
+    if table is not None:
+        # What lookups see, whatever holds it.
+        layer, form = table.to_dense(), None
     matrix = matrix_of(layer)
-    if form in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
+    few_zeros = _TABLE_SPARSITY if form is None else MIN_SPARSITY
+    if form in ("dense", None) and matrix.density > 1 - few_zeros:
         # A few zeros of a dense layer are weights like the others.
         weight = weight_of(layer)
         matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())
