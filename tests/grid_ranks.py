@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.context import BaseContext
 
 import torch
 import torch.multiprocessing as mp
@@ -31,22 +32,44 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
+def fork_server() -> BaseContext:
+    """Starts processes that have imported everything: torch is imported once in a test run."""
+    multiprocessing.set_forkserver_preload(
+        [
+            *("gossamer.cli.train", "gossamer.runs.training", "gossamer.zoo"),
+            *("gossamer.training.distributed.placement.mesh", "gossamer.cli.shell.grid_exit"),
+            *("torch.nn.parallel", "torch.profiler", "rich.console"),
+        ]
+    )
+    return multiprocessing.get_context("forkserver")
+
+
 @contextmanager
 def started(function: Callable, arguments: tuple, world: int) -> Iterator[mp.ProcessContext]:
     """`function(rank, *arguments)` in `world` processes; none is left behind."""
-    # One import of torch for all ranks of all tests.
-    multiprocessing.set_forkserver_preload(
-        ["gossamer.training.distributed.placement.mesh", "gossamer.zoo"]
-    )
-    context = mp.start_processes(
-        function, arguments, nprocs=world, join=False, start_method="forkserver"
-    )
+    fork_server()
+    given = (dict(os.environ), function, arguments)
+    context = mp.start_processes(_be, given, nprocs=world, join=False, start_method="forkserver")
     try:
         yield context
     finally:
         for process in context.processes:
             process.kill()
             process.join()
+
+
+def _be(rank: int, environment: dict[str, str], function: Callable, arguments: tuple) -> None:
+    """In the environment of the test, not in that of the test that came first."""
+    os.environ.clear()
+    os.environ.update(environment)
+    function(rank, *arguments)
+
+
+def join(context: mp.ProcessContext) -> None:
+    """Until all have ended; whatever one of them raises is raised here."""
+    end = time.monotonic() + SECONDS
+    while not context.join(timeout=5):
+        assert time.monotonic() < end, f"ranks did not end within {SECONDS} s"
 
 
 def run_on_ranks(function: Callable, cases: Sequence[tuple], world: int) -> None:
@@ -56,9 +79,7 @@ def run_on_ranks(function: Callable, cases: Sequence[tuple], world: int) -> None
     """
     ports = [free_port() for _ in cases]
     with started(_work, (function, tuple(cases), ports), world) as context:
-        end = time.monotonic() + SECONDS
-        while not context.join(timeout=5):
-            assert time.monotonic() < end, f"ranks did not end within {SECONDS} s"
+        join(context)
 
 
 def _work(rank: int, function: Callable, cases: tuple, ports: list[int]) -> None:
