@@ -9,15 +9,17 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.nn.layers.tables import packed_table
-from gossamer.ops.table import Rows, TablePairs
+from gossamer.nn.layers.tables import fold_rows, packed_table
+from gossamer.ops.table import Rows
+from gossamer.ops.table.pairs import TablePairs
+from gossamer.zoo import DLRM
 
 HOW = ({"bits": 4}, {"bits": 8, "granularity": "row"}, {"bits": 2}, {"bits": None})
 
 
 def packed_dlrm(rows, width=8, numbers=3, seed=0, **more):
     torch.manual_seed(seed)
-    model = gossamer.zoo.DLRM(numbers, rows, width=width, bottom=(8,), top=(8,), **more).eval()
+    model = DLRM(numbers, rows, width=width, bottom=(8,), top=(8,), **more).eval()
     for place, stock in enumerate(model.tables):
         how = HOW[place % len(HOW)]
         model.tables[place] = packed_table(gossamer.nn.EmbeddingBag.from_dense(stock, **how))
@@ -73,7 +75,7 @@ def test_padding_maps_and_edits_are_seen():
     assert not torch.equal(model(x, ids), before)
     assert torch.allclose(model(x, ids), one_by_one(model, x, ids), atol=1e-5)
     counts = torch.tensor([5, 0, 0, 2, 1])
-    model.tables[1] = gossamer.nn.layers.tables.fold_rows(model.tables[1], counts, shared="mean")
+    model.tables[1] = fold_rows(model.tables[1], counts, shared="mean")
     assert torch.allclose(model(x, ids), one_by_one(model, x, ids), atol=1e-5)
     assert torch.equal(copy.deepcopy(model)(x, ids), model(x, ids))
 
@@ -106,7 +108,7 @@ def test_other_dtypes_and_gradients_take_the_long_way():
 
 def test_tables_that_are_trained_are_called():
     torch.manual_seed(0)
-    model = gossamer.zoo.DLRM(3, (11, 5), width=8, bottom=(8,), top=(8,)).eval()
+    model = DLRM(3, (11, 5), width=8, bottom=(8,), top=(8,)).eval()
     assert isinstance(model.tables[0], nn.EmbeddingBag)
     x, ids = torch.randn(3, 3), torch.tensor([[2, 0], [1, 1], [2, 4]])
     fast = gossamer.compile(model)

@@ -3,7 +3,7 @@
 
 `Rows` is a table wherever it is kept (floats, floats rounded on the way, codes), `Bags` a batch,
 `Rounding` how numbers become codes (`encode_rows`). `pool` looks up, `PackedRows` many times,
-`TablePairs` in many tables at once.
+`pairs` in many tables at once.
 `training` has lookups with gradients and steps of optimizers. Importing this room lists its kernels
 under the operation "table".
 """
@@ -11,8 +11,7 @@ under the operation "table".
 from gossamer.ops.table.bags import Bags
 from gossamer.ops.table.inference import PackedRows
 from gossamer.ops.table.lookup import pool
-from gossamer.ops.table.pairs import TablePairs
-from gossamer.ops.table.quantiser import Rounding
+from gossamer.ops.table.quantiser import Rounding, pack_codes
 from gossamer.ops.table.rows import Rows, encode_rows, settled
 
 __all__ = [
@@ -20,8 +19,8 @@ __all__ = [
     "PackedRows",
     "Rounding",
     "Rows",
-    "TablePairs",
     "encode_rows",
+    "pack_codes",
     "pool",
     "settled",
 ]

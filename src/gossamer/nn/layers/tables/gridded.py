@@ -13,8 +13,7 @@ from gossamer.formats.grid import Grid, find_grid
 from gossamer.nn.layers.stand_in import Refusal, WeightStandIn
 from gossamer.nn.layers.tables.base import MODES
 from gossamer.nn.layers.tables.packed import PackedTable
-from gossamer.ops.table import Rounding, Rows
-from gossamer.ops.table.quantiser import pack_codes
+from gossamer.ops.table import Rounding, Rows, pack_codes
 
 __all__ = ["GridTable", "gridded"]
 
@@ -52,12 +51,11 @@ def gridded(stock: nn.Embedding | nn.EmbeddingBag) -> GridTable | None:
         return None
     if stock.max_norm is not None or (mode is not None and mode not in MODES):
         return None
-    weight = weight.detach()
-    grid = find_grid(weight)
+    grid = find_grid(weight.detach())
     if grid is None:
         return None
     last = getattr(stock, "include_last_offset", False)
-    made = GridTable(_rows(weight, grid), stock.padding_idx, mode, last)
+    made = GridTable(_rows(weight.detach(), grid), stock.padding_idx, mode, last)
     made.sparse = stock.sparse
     return made
 

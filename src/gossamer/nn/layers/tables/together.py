@@ -8,7 +8,7 @@ from torch import nn
 
 from gossamer.nn.layers.tables.packed import PackedTable
 from gossamer.ops.addresses import is_watched
-from gossamer.ops.table import TablePairs
+from gossamer.ops.table.pairs import TablePairs
 
 __all__ = ["PackedTogether"]
 
