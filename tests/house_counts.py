@@ -72,11 +72,19 @@ ADDED = {
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
         ("_graph_rules",),
     ),
+    "attention": (
+        ("patterns/attention/", "ops/attention/", "nn/attention/"),
+        ("ops/_native.pyi",),
+        re.compile("AttentionTiles|attention_(for|back)ward"),
+    ),
     "recipes of others": (("recipes/foreign/",), (), re.compile("never")),
     "any model": (
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
             "io/huggingface/trial_run.py",
+            *(f"nn/families/{n}.py" for n in ("qwen3", "phi3", "gemma2", "gemma3", "olmo2")),
+            *(f"nn/families/{n}.py" for n in ("smollm3", "granite", "gpt_neox")),
+            "running/decoder/features.py",
         ),
         (),
         re.compile("never"),

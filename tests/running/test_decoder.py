@@ -255,22 +255,21 @@ def test_bad_tokens_are_refused():
 
 
 def test_what_is_not_supported_is_named():
-    with pytest.raises(InputError, match="GPT2LMHeadModel cannot run on the native decoder"):
+    with pytest.raises(InputError, match="BloomForCausalLM cannot run on the native decoder"):
         DecoderEngine(
-            transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2))
+            transformers.BloomForCausalLM(
+                transformers.BloomConfig(vocab_size=8, n_layer=1, hidden_size=8, n_head=2)
+            )
         )
-    with pytest.raises(InputError, match="activation 'gelu'"):
+    with pytest.raises(InputError, match="activation QuickGELUActivation"):
         DecoderEngine(make("Llama", hidden_size=16, intermediate_size=16, num_attention_heads=2,
-                           hidden_act="gelu"))  # fmt: skip
-    sliding = make("Mistral", hidden_size=16, intermediate_size=16, num_attention_heads=2,
-                   num_key_value_heads=1, sliding_window=32)  # fmt: skip
-    with pytest.raises(InputError, match="sliding window of 32"):
-        DecoderEngine(sliding)
-    assert DecoderEngine(sliding, "fp32", context=32).generate([1], 3)
+                           hidden_act="quick_gelu"))  # fmt: skip
+    small = make("Mistral", hidden_size=16, intermediate_size=16, num_attention_heads=2,
+                 num_key_value_heads=1)  # fmt: skip
     with pytest.raises(InputError, match="dtype must be one of"):
-        DecoderEngine(sliding, "int3")
+        DecoderEngine(small, "int3")
     with pytest.raises(InputError, match="context must be between 1 and the 96"):
-        DecoderEngine(sliding, context=97)
+        DecoderEngine(small, context=97)
 
 
 def test_weights_and_logits_that_are_not_finite():
@@ -303,7 +302,7 @@ def test_weights_and_logits_that_are_not_finite():
 def test_a_configuration_that_lies_is_refused(field, value):
     model = MODELS["llama"]()
     setattr(model.config, field, value)
-    with pytest.raises(GossamerError, match=r"do not agree|every column of a head"):
+    with pytest.raises(GossamerError, match=r"do not agree"):
         DecoderEngine(model, "int8", context=16)
 
 
