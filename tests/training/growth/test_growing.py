@@ -13,7 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import gossamer
 from gossamer.errors import InputError, ResourceError
 from gossamer.nn.families import answers
-from gossamer.nn.families.family import ClassNames
 from gossamer.training.growth import grow, verify_growth
 from gossamer.training.growth.tensors import Axes, Factors, grown_tensor, shares
 from gossamer.training.growth.verify import default_loss
@@ -34,10 +33,14 @@ OWN = {
     "GPT tied": lambda: GPT(40, width=16, num_heads=4, num_layers=2, context=24, tied=True),
     "TinyEncoder": lambda: TinyEncoder(40, 3, width=16, num_heads=4, ffn_width=24, max_tokens=24),
 }
-NONE = ClassNames("", "", (), "")
 HEADS = [
     *OWN,
-    *(n for family in answers("growth") for n in answers("classes").get(family, NONE).names),
+    *(
+        name
+        for family, classes in answers("classes").items()
+        if family in answers("growth")
+        for name in classes.names
+    ),
 ]
 POST_NORM = ("Bert", "Roberta", "DistilBert", "XLMRoberta", "Camembert")
 

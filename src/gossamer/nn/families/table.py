@@ -14,17 +14,25 @@ from gossamer.nn.families import (
     dinov2,
     distilbert,
     electra,
+    gemma2,
+    gemma3,
     gpt2,
+    gpt_neox,
+    granite,
     llama,
     mistral,
     modernbert,
     mpnet,
     nomic_bert,
+    olmo2,
     opt,
+    phi3,
     plain,
     qwen2,
+    qwen3,
     roberta,
     siglip,
+    smollm3,
     vit,
     xlm_roberta,
     zoo_encoder,
@@ -53,6 +61,14 @@ FAMILIES: Final[tuple[Family, ...]] = (
     llama.FAMILY,
     qwen2.FAMILY,
     mistral.FAMILY,
+    qwen3.FAMILY,
+    phi3.FAMILY,
+    gemma2.FAMILY,
+    gemma3.FAMILY,
+    olmo2.FAMILY,
+    smollm3.FAMILY,
+    granite.FAMILY,
+    gpt_neox.FAMILY,
     zoo_encoder.FAMILY,
     zoo_gpt.FAMILY,
     plain.MLP,
@@ -93,6 +109,17 @@ def _has(module: nn.Module, path: str) -> bool:
 
 def family_of(model: nn.Module, question: Question) -> str | None:
     """The family of the blocks of `model`, or of its class, if it answers; None otherwise."""
+    return next((name for name in _families_of(model) if name in answers(question)), None)
+
+
+def why_not(model: nn.Module, question: Question) -> str:
+    """What the family of `model` says instead of an answer: a sentence; empty if none knows it."""
+    reasons = (getattr(f, question) for f in FAMILIES if f.name in _families_of(model))
+    reason = next((reason for reason in reasons if isinstance(reason, str)), "")
+    return f" Its family says why: {reason}." if reason else ""
+
+
+def _families_of(model: nn.Module) -> list[str]:
     kinds = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
     found = [name for block, name in _BY_BLOCK.items() if block in kinds]
     if not found:
@@ -100,4 +127,4 @@ def family_of(model: nn.Module, question: Question) -> str | None:
         own = type(model).__name__
         found = [name for name, c in answers("classes").items() if own in c.names]
         found += [family.name for family in FAMILIES if family.name == f"zoo.{own}"]
-    return next((name for name in found if name in answers(question)), None)
+    return found
