@@ -192,6 +192,22 @@ class SparseMatrix:
         return SparseMatrix(Positions(bits, shape, pattern), values)
 
 
+    def unstack(self, num_parts: int) -> list["SparseMatrix"]:
+        """Equally many rows each, behind one another; views, which may differ in n."""
+        rows, columns = self.shape[0] // num_parts, self.shape[1]
+        bits, pattern = self.positions.mask_bits, self.pattern
+        if bits is None:
+            masks: list[torch.Tensor | None] = [None] * num_parts
+            counts = [rows * columns] * num_parts
+        else:
+            masks = [bits[start : start + rows] for start in range(0, num_parts * rows, rows)]
+            counts = [count_bits(mask) for mask in masks if mask is not None]
+        return [
+            SparseMatrix(Positions(mask, (rows, columns), pattern), values)
+            for mask, values in zip(masks, self.floats().split(counts), strict=True)
+        ]
+
+
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """[R, K] of a weight of this shape: its first dimension by all others."""
     return shape[0], torch.Size(shape[1:]).numel()
