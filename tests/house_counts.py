@@ -58,6 +58,14 @@ ADDED = {
         ("running/", "runs/", "search/"),
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
     ),
+    "experts": (
+        (
+            *("nn/moe/", "nn/layers/experts/", "ops/experts/", "running/packed/experts.py"),
+            *("pruning/calibration/experts.py", "nn/surgery/known_layers.py"),
+        ),
+        ("nn/", "pruning/", "running/", "io/", "training/", "runs/"),
+        re.compile(r"_?[Ee]xpert|_?pack_experts|num_parts|unstack|_solved|_together|as_published"),
+    ),
     "any model": (
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),

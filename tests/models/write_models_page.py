@@ -16,7 +16,7 @@ _TITLE = """\
 Any directory whose `config.json` names a class of the installed transformers goes in: `gossamer
 prune`, `shrink`, `train`, `run`, `explain` and `gossamer.load` take it. Its class is looked up in
 the tables that transformers' own `AutoModel` uses; no code of the directory is run, and no pickle
-is read. Every layer of a known kind (Linear, Conv2d, Experts) is pruned, and what is saved is loaded
+is read. Layers of a known kind (Linear, Conv2d, Experts) are pruned, and what is saved is loaded
 without `model=`.
 
 This page is written by `tests/models/write_models_page.py`, and a test holds it current: {count}

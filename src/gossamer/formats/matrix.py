@@ -191,7 +191,6 @@ class SparseMatrix:
         values = torch.cat([part.floats() for part in parts])
         return SparseMatrix(Positions(bits, shape, pattern), values)
 
-
     def unstack(self, num_parts: int) -> list["SparseMatrix"]:
         """Equally many rows each, behind one another; views, which may differ in n."""
         rows, columns = self.shape[0] // num_parts, self.shape[1]
@@ -204,7 +203,7 @@ class SparseMatrix:
             counts = [count_bits(mask) for mask in masks if mask is not None]
         return [
             SparseMatrix(Positions(mask, (rows, columns), pattern), values)
-            for mask, values in zip(masks, self.floats().split(counts), strict=True)
+            for mask, values in zip(masks, torch.split(self.floats(), counts), strict=True)
         ]
 
 

@@ -8,9 +8,9 @@ weights on a grid is `gossamer.nn.rounding`. On the way back every index is vali
 anything is expanded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -247,7 +247,7 @@ def as_published(inventory: Inventory, published: nn.Module) -> Inventory:
             name = f"{path}.{projection.name}"
             weight, bias = slots.pop(f"{name}.weight"), slots.pop(f"{name}.bias", None)
             tensor = projection.as_stored(weight.dense(), int(module.num_experts))  # type: ignore[arg-type]
-            moved = {"path": path, "module": module, "layer": None}
+            moved: dict[str, Any] = {"path": path, "module": module, "layer": None}
             slots[name] = replace(weight, attribute=projection.name, tensor=tensor, **moved)
             if bias is not None:
                 given = bias.tensor.detach().view(len(tensor), -1)

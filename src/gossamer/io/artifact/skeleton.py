@@ -73,7 +73,8 @@ _RULES = {
     for names, rule in (
         ("in_features out_features in_channels out_channels num_features", SIZE),
         ("num_embeddings embedding_dim num_channels", SIZE),
-        ("num_experts groups num_groups embed_dim num_heads kdim vdim d_model nhead dim_feedforward", COUNT),
+        ("groups num_groups embed_dim num_heads kdim vdim d_model nhead dim_feedforward", COUNT),
+        ("num_experts", COUNT),
         ("num_layers", _whole(f"an integer in [1, {MAX_LAYERS}]", 1, MAX_LAYERS)),
         ("start_dim end_dim", DIM),
         ("dim", _or_none(DIM)),

@@ -34,9 +34,9 @@ from gossamer.io.artifact.packing import (
     BYTES_PER_PIECE,
     SHARD_BYTES,
     Arrays,
+    as_published,
     cut_shards,
     plan_pieces,
-    as_published,
 )
 from gossamer.io.huggingface import config_of
 from gossamer.io.pruners.compressed_tensors import bitmask_settings, row_offsets

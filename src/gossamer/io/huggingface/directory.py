@@ -41,8 +41,8 @@ def load_pretrained(
     Every weight the class needs must be there and every weight there must be used: nothing is
     initialised at random and nothing is dropped. Masks that the files hold (sparse-bitmask of
     compressed-tensors, `weight_orig` and `weight_mask` of torch.nn.utils.prune) come back as
-    masked layers with their patterns detected. The Conv1D layers of GPT-2 become Linears and experts
-    become layers, which can be pruned weight by weight.
+    masked layers with their patterns detected. Conv1D layers of GPT-2 become Linears and experts
+    become layers: both can be pruned weight by weight.
 
     Args:
         directory: as written by `save_pretrained`.

@@ -48,7 +48,7 @@ class StoredProjection:
 
     def as_stored(self, matrix_RK: torch.Tensor, num_experts: int) -> torch.Tensor:
         """The Parameter as transformers stores it."""
-        stored = matrix_RK.unflatten(0, (num_experts, -1))
+        stored = matrix_RK.view(num_experts, -1, matrix_RK.shape[1])
         return (stored.transpose(1, 2) if self.is_transposed else stored).contiguous()
 
 
@@ -113,7 +113,7 @@ class RoutedExperts(nn.Module):
         """The weighted sum of what the chosen experts make of every token, [T, D]."""
         up, down = (self._modules[name] for name in self._names)
         routes = Routes.of_choice(top_k_index, self.num_experts)
-        weights_S = routes.weights(top_k_weights)  # noqa: N806  (shape suffix)
+        weights_S = routes.weights(top_k_weights)
         return run_experts(up, self.act, down, hidden_states, routes, weights_S)
 
 
@@ -142,7 +142,7 @@ def _layer(source: Any, projection: StoredProjection) -> GroupedLinear:
     layer = GroupedLinear(
         len(weight), columns, rows, projection.has_bias, device="meta", dtype=weight.dtype
     )
-    matrix_RK = projection.as_matrix(weight.detach())  # noqa: N806  (shape suffix)
+    matrix_RK = projection.as_matrix(weight.detach())
     layer.weight = nn.Parameter(matrix_RK, requires_grad=weight.requires_grad)
     if projection.has_bias:
         bias = source._parameters[f"{projection.name}_bias"]

@@ -15,12 +15,9 @@ from gossamer.errors import InputError
 from gossamer.nn.layers.experts import GroupedLinear
 from gossamer.ops.experts import Routes
 
-_PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": relu,
-    "gelu": gelu,
-    "silu": silu,
-}
-_GATED = {"swiglu": silu, "geglu": gelu, "reglu": relu}
+Activation = Callable[[torch.Tensor], torch.Tensor]
+_PLAIN: dict[str, Activation] = {"relu": relu, "gelu": gelu, "silu": silu}
+_GATED: dict[str, Activation] = {"swiglu": silu, "geglu": gelu, "reglu": relu}
 ACTIVATIONS = (*_PLAIN, *_GATED)
 
 
@@ -71,7 +68,7 @@ class ExpertFFN(nn.Module):
 
 def run_experts(
     up: Any,
-    act: Callable[[torch.Tensor], torch.Tensor],
+    act: Activation,
     down: Any,
     x_TD: torch.Tensor,
     routes: Routes,

@@ -199,5 +199,5 @@ def _stock_attributes() -> frozenset[str]:
     """Those that layers have from their constructors."""
     stock = (nn.Conv2d(1, 1, 1, device="meta"), nn.Linear(1, 1, device="meta"))
     more = (nn.BatchNorm2d(1, device="meta"), Embedding(1, 1, device="meta"))
-    more = (*more, GroupedLinear(1, 1, 1, device="meta"))
-    return frozenset().union(*map(vars, (*stock, *more)))
+    experts = GroupedLinear(1, 1, 1, device="meta")
+    return frozenset().union(*map(vars, (*stock, *more, experts)))

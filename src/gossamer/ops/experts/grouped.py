@@ -83,7 +83,7 @@ class _Grouped(torch.autograd.Function):
         return y_SO
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_SO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_SK, weight_RK = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad[:2]

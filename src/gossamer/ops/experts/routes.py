@@ -69,7 +69,7 @@ class Routes:
             back[self.order] = torch.arange(len(back), device=back.device)
             sums = weighted.index_select(0, back)
             if self.per_token > 1:
-                sums = sums.view(self.num_tokens, self.per_token, -1).sum(1)
+                sums = sums.view(self.num_tokens, self.per_token, y_SD.shape[1]).sum(1)
             return sums.to(y_SD.dtype)
         result = weighted.new_zeros(self.num_tokens, y_SD.shape[1])
         return result.index_add(0, self.tokens, weighted).to(y_SD.dtype)

@@ -19,7 +19,6 @@ from gossamer.pruning.calibration.flow import Stop
 from gossamer.pruning.calibration.statistics import moments
 from gossamer.pruning.methods import Method
 from gossamer.pruning.solvers import LayerProblem, LayerSolution, Needed
-from gossamer.pruning.solvers.problem import output_square
 from gossamer.pruning.targets import Target
 
 __all__ = ["ExpertProblem", "expert_problems", "prune_experts"]
@@ -76,9 +75,9 @@ def prune_experts(
         else:
             solution = method.solve(problem)
             if problem.gram_KK.ndim == 2:
-                whole = output_square(problem.weight_RK, problem.gram_KK)
-                squares += part.tokens * whole
-                changes += part.tokens * problem.error(solution.weight_RK) * whole
+                whole = part.tokens * problem.outputs()
+                squares += whole
+                changes += problem.error(solution.weight_RK) * whole
         notes += [f"expert {part.expert}: {note}" for note in solution.notes]
         solutions.append(solution)
     unseen = [expert for expert, count in enumerate(tokens) if not count]

@@ -102,7 +102,9 @@ class Experts(CompactWeight):
         sparse: bool,
     ) -> torch.Tensor:
         # split, not narrow: its backward writes the gradient of all experts once.
-        parts = values.split(self.kept_of_experts())
+        parts = torch.split(values, self.kept_of_experts())
+        # Without a token the first expert gives an empty result, as a part of the graph.
+        nobody = [(0, (slice(0, 0), slice(0, self.out_features)))]
         results = [
             compact_linear(
                 x_SK[tokens],
@@ -112,10 +114,8 @@ class Experts(CompactWeight):
                 self.in_features,
                 sparse=sparse,
             )
-            for expert, (tokens, own) in own_rows(counts, self.out_features)
+            for expert, (tokens, own) in [*own_rows(counts, self.out_features)] or nobody
         ]
-        if not results:
-            return x_SK.new_zeros(0, self.out_features) + 0 * values.sum()
         return results[0] if len(results) == 1 else torch.cat(results)
 
     def product(self, x: torch.Tensor, values: torch.Tensor, *, sparse: bool) -> torch.Tensor:

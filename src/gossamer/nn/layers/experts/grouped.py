@@ -36,7 +36,8 @@ class ExpertSizes:
 
 def check_tiles(pattern: Pattern, rows: int, num_experts: int, where: str) -> None:
     """Raise if tiles of the pattern would lie across two experts."""
-    height, _ = getattr(pattern, "tile", (1, 1))  # patterns of others need not say
+    # Patterns of others need not say.
+    height = getattr(pattern, "block_rows", getattr(pattern, "tile", (1, 1))[0])
     if num_experts > 1 and rows % height:
         raise PatternError(
             f"{where}: pattern {pattern} has tiles of {height} rows, and an expert has {rows}: a"
@@ -73,10 +74,10 @@ class GroupedLinear(nn.Module):
             raise InputError(f"GroupedLinear: num_experts must be at least 1, got {num_experts}.")
         self.num_experts, self.in_features = num_experts, in_features
         self.out_features = out_features
-        rows, made = num_experts * out_features, {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(rows, in_features, **made))  # type: ignore[arg-type]
-        empty = torch.empty(rows, **made) if bias else None  # type: ignore[call-overload]
-        self.register_parameter("bias", None if empty is None else nn.Parameter(empty))
+        rows = num_experts * out_features
+        self.weight = nn.Parameter(torch.empty(rows, in_features, device=device, dtype=dtype))
+        empty = torch.empty(rows if bias else 0, device=device, dtype=dtype)
+        self.register_parameter("bias", nn.Parameter(empty) if bias else None)
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)

@@ -83,7 +83,7 @@ class SparseLayer(nn.Module, ABC):
     """A layer whose weight keeps some of its entries.
 
     Attributes:
-        kind: its row in the table of layer kinds (`nn/layer_kinds.py`): "linear", "conv", "experts".
+        kind: its row in the table of layer kinds (`nn/layer_kinds.py`): "linear", "conv" and so on.
         form: "masked" while the mask moves, "compact" once it is fixed, "packed" for inference.
         is_called: False for a layer whose weight its parent reads, without calling it.
         pattern: the rule the mask obeys.
