@@ -35,7 +35,12 @@ OWN = {
 }
 HEADS = [
     *OWN,
-    *(name for classes in answers("classes").values() for name in classes.names),
+    *(
+        name
+        for family, classes in answers("classes").items()
+        if family in answers("growth")
+        for name in classes.names
+    ),
 ]
 POST_NORM = ("Bert", "Roberta", "DistilBert")
 

@@ -9,13 +9,21 @@ from torch import nn
 from gossamer.nn.families import (
     bert,
     distilbert,
+    gemma2,
+    gemma3,
     gpt2,
+    gpt_neox,
+    granite,
     llama,
     mistral,
+    olmo2,
     opt,
+    phi3,
     plain,
     qwen2,
+    qwen3,
     roberta,
+    smollm3,
     zoo_encoder,
     zoo_gpt,
 )
@@ -31,6 +39,14 @@ FAMILIES: Final[tuple[Family, ...]] = (
     llama.FAMILY,
     qwen2.FAMILY,
     mistral.FAMILY,
+    qwen3.FAMILY,
+    phi3.FAMILY,
+    gemma2.FAMILY,
+    gemma3.FAMILY,
+    olmo2.FAMILY,
+    smollm3.FAMILY,
+    granite.FAMILY,
+    gpt_neox.FAMILY,
     zoo_encoder.FAMILY,
     zoo_gpt.FAMILY,
     plain.MLP,
@@ -60,6 +76,17 @@ def block_of(module: nn.Module, question: Question = "block") -> BlockParts | No
 
 def family_of(model: nn.Module, question: Question) -> str | None:
     """The family of the blocks of `model`, or of its class, if it answers; None otherwise."""
+    return next((name for name in _families_of(model) if name in answers(question)), None)
+
+
+def why_not(model: nn.Module, question: Question) -> str:
+    """What the family of `model` says instead of an answer: a sentence; empty if none knows it."""
+    reasons = (getattr(f, question) for f in FAMILIES if f.name in _families_of(model))
+    reason = next((reason for reason in reasons if isinstance(reason, str)), "")
+    return f" Its family says why: {reason}." if reason else ""
+
+
+def _families_of(model: nn.Module) -> list[str]:
     kinds = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
     found = [name for block, name in _BY_BLOCK.items() if block in kinds]
     if not found:
@@ -67,4 +94,4 @@ def family_of(model: nn.Module, question: Question) -> str | None:
         own = type(model).__name__
         found = [name for name, c in answers("classes").items() if own in c.names]
         found += [family.name for family in FAMILIES if family.name == f"zoo.{own}"]
-    return next((name for name in found if name in answers(question)), None)
+    return found

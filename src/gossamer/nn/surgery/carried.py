@@ -136,6 +136,8 @@ for _kind in KINDS.values():
         _TENSORS[_kind.stock[0]] = _WEIGHTS
         _TENSORS[_kind.masked] = _MASKED
         _TENSORS[_kind.compact] = frozenset({"values", "bias", "mask_bits"})
+for _stock in (nn.Embedding, nn.EmbeddingBag):
+    _TENSORS[_stock] = frozenset({"weight"})
 for _table in (Embedding, EmbeddingBag):
     _TENSORS[_table] = frozenset({"weight", "row_map", "scales", "top", "counts"})
 # Attributes that gossamer leaves on layers, that compact layers have, and that packed ones have.
@@ -151,7 +153,7 @@ def carried(layer: nn.Module, *, inherits_hooks: bool = False) -> str | None:
     Plain attributes are no obstacle: `hand_over` gives them to the new layer.
 
     Args:
-        layer: Linear, Conv2d or BatchNorm2d, stock, masked or compact.
+        layer: Linear, Conv2d, BatchNorm2d or a table, stock, masked or compact.
         inherits_hooks: the new layer is a module like the old one and gets its hooks by
             `gossamer.nn.surgery.inherit_hooks`.
     """
@@ -199,5 +201,6 @@ def _stock_attributes() -> frozenset[str]:
     """Those that layers have from their constructors."""
     stock = (nn.Conv2d(1, 1, 1, device="meta"), nn.Linear(1, 1, device="meta"))
     more = (nn.BatchNorm2d(1, device="meta"), Embedding(1, 1, device="meta"))
+    tables = (nn.Embedding(1, 1, device="meta"), nn.EmbeddingBag(1, 1, device="meta"))
     experts = GroupedLinear(1, 1, 1, device="meta")
-    return frozenset().union(*map(vars, (*stock, *more, experts)))
+    return frozenset().union(*map(vars, (*stock, *more, *tables, experts)))

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.families import BlockParts, GrowthFacts, answers, block_of, family_of
+from gossamer.nn.families import BlockParts, GrowthFacts, answers, block_of, family_of, why_not
 from gossamer.nn.surgery.matrix_layers import stores_transposed
 from gossamer.training.growth.tensors import Axes, Space
 
@@ -60,7 +60,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         first = next((name for name, _ in model.named_parameters()), "no parameter at all")
         raise InputError(
             f"grow: the roles of the parameters of a {type(model).__name__} are not known"
-            f" ({first!r}, for one). Known families: {known}."
+            f" ({first!r}, for one).{why_not(model, 'growth')} Known families: {known}."
         )
     block: BlockParts = answers("block")[family]
     every = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]

@@ -82,8 +82,16 @@ _OWNERS = {
         "betas": ("adamw", "lamb"),
         "momentum": ("sgd", "lars"),
         "nesterov": ("sgd",),
+        "corrected": ("lamb",),
+        "normalised": ("lamb",),
+        "max_ratio": ("lamb",),
+        "max_size": ("lamb",),
+        "trust": ("lars",),
+        "clipped": ("lars",),
     },
 }
+# Settings of some optimizers, under the names of their arguments.
+OPTIMIZER_OWNERS = _OWNERS["optimizer"]
 # Section -> its moments that are steps of the run.
 _MOMENTS = {"schedule": ("at", "begin", "end", "last_dense"), "rate": ("warmup",)}
 _Sizes = Annotated[
@@ -164,6 +172,18 @@ class OptimizerSettings(Settings):
     """sgd, lars."""
     nesterov: bool | None = None
     """sgd."""
+    corrected: bool | None = None
+    """lamb: moments divided by 1 - beta^step, as published; false: as they are."""
+    normalised: bool | None = None
+    """lamb: gradients divided by the norm of all of them first (NVLAMB)."""
+    max_ratio: Positive | None = None
+    """lamb: largest rate of a layer; 1 is trust clip."""
+    max_size: Positive | None = None
+    """lamb: largest norm of a layer that counts."""
+    trust: Positive | None = None
+    """lars: how far a layer may move, relative to its size; 0.001 if left out."""
+    clipped: bool | None = None
+    """lars: no layer moves faster than at lr (LARC)."""
     master: Literal["fp32", "split", "split8"] = Field(
         default="fp32",
         description="split: compact weights are bf16, 16 further bits make them exact fp32;"
