@@ -72,6 +72,15 @@ ADDED = {
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
         ("_graph_rules",),
     ),
+    "experts": (
+        (
+            *("nn/moe/", "nn/layers/experts/", "ops/experts/", "running/packed/experts.py"),
+            *("pruning/calibration/experts.py", "nn/surgery/known_layers.py"),
+            *("training/experts.py", "recipes/stages/train/experts.py", "zoo/switch.py"),
+        ),
+        ("nn/", "pruning/", "running/", "io/", "training/", "runs/"),
+        re.compile(r"_?[Ee]xpert|_?pack_experts|num_parts|unstack|_solved|_together|as_published"),
+    ),
     "attention": (
         ("patterns/attention/", "ops/attention/", "nn/attention/"),
         ("ops/_native.pyi",),
