@@ -6,7 +6,7 @@ and `llama.py`, which answers most of them. Whoever needs to know where a family
 asks here: `answers("classes")` for all families, `block_of(module)` for one block, `family_of`
 for a whole model. `BlockParts`, `Chain`, `EncoderFacts` and `GrowthFacts` are such answers; a
 family without one says why in a text, which errors repeat (`why_not`). `text` has what users of
-text models ask. A new family is one new file and its line in `table.py`.
+text models ask. A new family is one new file and its line in `table.py`, or in `encoders/`.
 """
 
 from gossamer.nn.families.family import BlockParts, Chain, EncoderFacts, GrowthFacts

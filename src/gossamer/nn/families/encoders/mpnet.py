@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPNet: scores know how far apart two tokens are, by a table that all layers share."""
 
-from gossamer.nn.families.bert import ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ModernBERT: turned queries and keys, gates, and layers that see near tokens only."""
 
-from gossamer.nn.families.bert import ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ALBERT: a few layers of BERT that run many times, behind narrow embeddings."""
 
-from gossamer.nn.families.bert import ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NomicBERT: norms last as in BERT, turned queries and keys and gates as in Llama."""
 
-from gossamer.nn.families.bert import ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,

@@ -3,8 +3,8 @@
 
 from dataclasses import replace
 
+from gossamer.nn.families.encoders.vit import NO_GROWTH, NO_WORDS, tower_parts
 from gossamer.nn.families.family import BlockParts, ClassNames, EncoderFacts, Family
-from gossamer.nn.families.vit import NO_GROWTH, NO_WORDS, tower_parts
 
 
 def two_towers(model_type: str, prefix: str) -> BlockParts:

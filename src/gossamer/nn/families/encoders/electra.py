@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.bert import bert_like
+from gossamer.nn.families.encoders.bert import bert_like
 from gossamer.nn.families.family import EncoderFacts
 
 FAMILY = replace(

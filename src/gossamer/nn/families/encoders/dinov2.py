@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DINOv2: the blocks of ViT; what each part gives is multiplied by a learned scale."""
 
+from gossamer.nn.families.encoders.vit import NO_GROWTH, NO_WORDS, tower_parts
 from gossamer.nn.families.family import ClassNames, EncoderFacts, Family
-from gossamer.nn.families.vit import NO_GROWTH, NO_WORDS, tower_parts
 
 FAMILY = Family(
     name="DINOv2",

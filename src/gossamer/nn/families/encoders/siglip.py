@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SigLIP: the two towers of CLIP; both attend to all tokens."""
 
-from gossamer.nn.families.clip import two_towers
+from gossamer.nn.families.encoders.clip import two_towers
+from gossamer.nn.families.encoders.vit import NO_GROWTH, NO_WORDS
 from gossamer.nn.families.family import ClassNames, EncoderFacts, Family
-from gossamer.nn.families.vit import NO_GROWTH, NO_WORDS
 
 FAMILY = Family(
     name="SigLIP",
