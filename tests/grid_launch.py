@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer train` on several processes of this machine, which tests kill, stop and count."""
 
-import atexit
 import os
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import torch
-from grid_ranks import fork_server, free_port
+from grid_ranks import free_port
+from warm_processes import begin, end, fork_server
 
 from gossamer.cli.main import main
 
@@ -140,13 +138,5 @@ def launch(
 
 
 def _train(words: list[str], environment: dict[str, str], errors: str) -> None:
-    """The whole life of a rank, to the calls that an interpreter makes at its end."""
-    for name, number in ((os.devnull, 1), (errors, 2)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    torch.set_num_threads(1)
-    code = main(words)
-    atexit._run_exitfuncs()
-    sys.exit(code)
+    begin(environment, os.devnull, errors)
+    end(main(words))

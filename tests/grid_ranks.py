@@ -2,17 +2,16 @@
 """Run functions on several processes of this machine: many cases in one set of processes."""
 
 import itertools
-import multiprocessing
 import os
 import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.context import BaseContext
 
 import torch
 import torch.multiprocessing as mp
+from warm_processes import fork_server
 
 SECONDS = 600
 
@@ -30,18 +29,6 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError("no port is free")
-
-
-def fork_server() -> BaseContext:
-    """Starts processes that have imported everything: torch is imported once in a test run."""
-    multiprocessing.set_forkserver_preload(
-        [
-            *("gossamer.cli.train", "gossamer.runs.training", "gossamer.zoo"),
-            *("gossamer.training.distributed.placement.mesh", "gossamer.cli.shell.grid_exit"),
-            *("torch.nn.parallel", "torch.profiler", "rich.console"),
-        ]
-    )
-    return multiprocessing.get_context("forkserver")
 
 
 @contextmanager

@@ -85,14 +85,40 @@ class Chain:
 
 @dataclass(frozen=True)
 class EncoderFacts:
-    """A stack of post-norm blocks, which one native call can run.
+    """A stack of blocks that attend to all tokens, which one native call can run.
+
+    Whether norms come first and feed-forward parts have gates is asked of `BlockParts`. Names are
+    relative to the module that runs the blocks, or to a block where that is said.
 
     Attributes:
         plain_model: module and class of a model whose plain call is embeddings, encoder and pooler
             and nothing else; empty if there is none.
+        layers: the list of the blocks.
+        groups: where the entries of `layers` are no blocks, their list of them. Entries are shared:
+            they take turns until the configuration's number of layers has run.
+        is_model: the module that runs the blocks also embeds; the list alone is replaced then.
+        front: a module that it calls before the first block.
+        config: name of the configuration's class; other stacks of such blocks hide later tokens.
+        scales: modules of a block that multiply what attention and feed-forward part give, and the
+            name of their Parameter behind them.
+        rotary: module with the frequencies by which queries and keys are turned.
+        window: attribute of a block, one more than the farthest distance at which it sees, or None.
+        bias: method that gives what is added to scores [1, H, T, T] of hidden states [1, T, D]; it
+            depends on distances only.
+        bias_table: the module that it reads.
     """
 
     plain_model: str = ""
+    layers: str = "layer"
+    groups: str = ""
+    is_model: bool = False
+    front: str = ""
+    config: str = ""
+    scales: tuple[str, ...] = ()
+    rotary: str = ""
+    window: str = ""
+    bias: str = ""
+    bias_table: str = ""
 
 
 @dataclass(frozen=True)
@@ -299,7 +325,7 @@ class Family:
 
     name: str
     block: BlockParts | str = "it has no transformer blocks"
-    encoder: EncoderFacts | str = "the native encoder runs layers that attend to all and norm last"
+    encoder: EncoderFacts | str = "the native encoder runs layers that attend to all tokens"
     decoder: DecoderFacts | str = "the native decoder runs layers that hide later tokens"
     tokens: TokenFacts | str = "tokens are dropped where attention and its output are called apart"
     positions: PositionFacts | str = PositionFacts()
@@ -311,7 +337,8 @@ class Family:
 
 def transformers_path(model_type: str, name: str) -> str:
     """Module and class of a model of transformers."""
-    return f"transformers.models.{model_type}.modeling_{model_type}.{name}"
+    folder = model_type.replace("-", "_")
+    return f"transformers.models.{folder}.modeling_{folder}.{name}"
 
 
 def transformers_chain(base: str, layers: str, front: str, back: str, head: str) -> Chain:
