@@ -352,3 +352,29 @@ def test_a_plug_in_with_a_native_weight_takes_part(monkeypatch, wins):
     assert engine.kernels == (["mine"] if wins else ["few/bitmask"])
     assert unmeasured.kernels == ["few/bitmask"]
     torch.testing.assert_close(engine.logits(ids), model(ids).logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_on_a_grid_is_packed_as_it_is():
+    """Zeros of a rounded table are numbers like the others, and nothing is rounded again."""
+    model = MODELS["llama"]()
+    from gossamer.nn.rounding import round_layer
+
+    round_layer(model.model.embed_tokens, "int4")
+    engine = DecoderEngine(model, "fp32", head_dtype="int4")
+    assert "few_int-int4_offset" in str(engine.explained())
+    ids = [1, 5, 9]
+    expected = DecoderEngine(model, "fp32").logits(ids)
+    assert torch.allclose(engine.logits(ids), expected, atol=0.05 * float(expected.abs().max()))
+
+
+def test_tables_in_other_forms_run():
+    model = MODELS["llama"]()
+    rounded = copy.deepcopy(model)
+    gossamer.nn.quantize_tables(rounded, bits=8, granularity="row")
+    plain = copy.deepcopy(model)
+    with torch.no_grad():
+        plain.model.embed_tokens.weight.copy_(rounded.model.embed_tokens.dense_weight())
+    ids = [1, 5, 9]
+    found = DecoderEngine(rounded, "fp32")
+    assert torch.equal(found.logits(ids), DecoderEngine(plain, "fp32").logits(ids))
+    assert found.size == DecoderEngine(plain, "fp32").size

@@ -323,6 +323,13 @@ class EncoderModel:
         head_width: int,
         scale: float,
         activation: int,
+        norm_first: bool,
+        is_gated: bool,
+        frequencies: NDArray[np.float32],
+        rotation_factor: float,
+        bias: NDArray[np.float32],
+        reach: int,
+        window: int,
     ) -> None: ...
     def run(self, x: int, x_stride: int, y: int, y_stride: int, lengths: list[int]) -> None: ...
     @property
@@ -446,6 +453,11 @@ class DecoderSession:
 
 class Table: ...
 class Bags: ...
+
+class TableSet:
+    def __init__(self, tables: list[Table], paddings: list[int]) -> None: ...
+    def pairs(self, ids: int, batch: int, first: int, out: int, kernels: str) -> None: ...
+
 class RowStep: ...
 
 class RowGroups:
@@ -464,6 +476,7 @@ def table(
     half: bool,
     map: int,
     num_ids: int,
+    span: int,
 ) -> Table: ...
 def bags(
     ids: int,

@@ -15,6 +15,7 @@ from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.grid import int4_grid, offsets_grid
 from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.layer_weights import matrix_of, weight_of
+from gossamer.nn.layers.tables import table_of
 from gossamer.nn.surgery.matrix_layers import conv1d_to_linear
 from gossamer.ops import Kernel, Problem, kernels_for
 from gossamer.ops.engines.decoder import PackedLayer
@@ -24,6 +25,9 @@ from gossamer.ops.timing import contest
 from gossamer.running.layers import Row
 from gossamer.running.packed import MIN_SPARSITY
 from gossamer.settings import tuning_enabled
+
+# Tables have no masks: int4 alone makes one number in seven a zero.
+_TABLE_SPARSITY = 0.5
 
 
 def joined(layers: list[nn.Module], where: str) -> Product:
@@ -40,8 +44,13 @@ def _product(layer: nn.Module, where: str) -> Product:
             f"decoder: {where} is a {type(layer).__name__}; expected a linear layer, masked,"
             " compact or dense. Merge adapters first."
         )
+    table = table_of(layer)
+    if table is not None:
+        # What lookups see, whatever holds it.
+        layer, form = table.to_dense(), None
     matrix = matrix_of(layer)
-    if form in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
+    few_zeros = _TABLE_SPARSITY if form is None else MIN_SPARSITY
+    if form in ("dense", None) and matrix.density > 1 - few_zeros:
         # A few zeros of a dense layer are weights like the others.
         weight = weight_of(layer)
         matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())
