@@ -72,6 +72,15 @@ ADDED = {
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),
         ("_graph_rules",),
     ),
+    "experts": (
+        (
+            *("nn/moe/", "nn/layers/experts/", "ops/experts/", "running/packed/experts.py"),
+            *("pruning/calibration/experts.py", "nn/surgery/known_layers.py"),
+            *("training/experts.py", "recipes/stages/train/experts.py", "zoo/switch.py"),
+        ),
+        ("nn/", "pruning/", "running/", "io/", "training/", "runs/"),
+        re.compile(r"_?[Ee]xpert|_?pack_experts|num_parts|unstack|_solved|_together|as_published"),
+    ),
     "attention": (
         ("patterns/attention/", "ops/attention/", "nn/attention/"),
         ("ops/_native.pyi",),
@@ -84,6 +93,9 @@ ADDED = {
             "io/huggingface/trial_run.py",
             *(f"nn/families/{n}.py" for n in ("qwen3", "phi3", "gemma2", "gemma3", "olmo2")),
             *(f"nn/families/{n}.py" for n in ("smollm3", "granite", "gpt_neox")),
+            *(f"nn/families/encoders/{n}.py" for n in ("xlm_roberta", "camembert", "electra")),
+            *(f"nn/families/encoders/{n}.py" for n in ("albert", "mpnet", "modernbert", "vit")),
+            *(f"nn/families/encoders/{n}.py" for n in ("nomic_bert", "dinov2", "clip", "siglip")),
             "running/decoder/features.py",
         ),
         (),

@@ -18,6 +18,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from gossamer.nn.layer_kinds import KINDS
 from gossamer.nn.layers import CompactWeight, MaskedOutProj
+from gossamer.nn.layers.experts import GroupedLinear
 from gossamer.nn.layers.tables import Embedding, EmbeddingBag
 from gossamer.nn.surgery.left import LEFT
 
@@ -142,6 +143,7 @@ for _table in (Embedding, EmbeddingBag):
 # Attributes that gossamer leaves on layers, that compact layers have, and that packed ones have.
 _NOTES = frozenset({"pattern", "gradient_sum", "choices", LEFT})
 _COMPACT = frozenset({"matrix_shape", "mode", "settings", "_dense", "_dense_source", "_home"})
+_COMPACT |= {"_counted"}
 _TAKEN = frozenset({"runs", "format", "density", "packed", "settings", "dense_weight"})
 
 
@@ -200,4 +202,5 @@ def _stock_attributes() -> frozenset[str]:
     stock = (nn.Conv2d(1, 1, 1, device="meta"), nn.Linear(1, 1, device="meta"))
     more = (nn.BatchNorm2d(1, device="meta"), Embedding(1, 1, device="meta"))
     tables = (nn.Embedding(1, 1, device="meta"), nn.EmbeddingBag(1, 1, device="meta"))
-    return frozenset().union(*map(vars, (*stock, *more, *tables)))
+    experts = GroupedLinear(1, 1, 1, device="meta")
+    return frozenset().union(*map(vars, (*stock, *more, *tables, experts)))

@@ -24,6 +24,7 @@ from gossamer.training.optim import LAMB, LARS, SGD, AdamW, SideBySide
 from gossamer.training.optim.tables import TableAdagrad, TableAdam, TableSGD
 from gossamer.zoo import DLRM, GPT, MLP, TinyEncoder
 from gossamer.zoo.graph_nets import GraphNet, Recommender
+from gossamer.zoo.switch import SwitchGPT
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -95,6 +96,11 @@ def build_model(
         kind: Any = {"layer": a.name, "width": a.width, "num_layers": a.layers}
         return GraphNet(sizes["features"], sizes["classes"], **kind, **own)
     blocks: Any = {"width": a.width, "num_heads": a.heads or _DEFAULT_HEADS, "num_layers": a.layers}
+    if a.name == "gpt" and a.experts is not None:
+        own = a.experts.model_dump()
+        own["num_experts"] = own.pop("count")
+        tied = bool(a.tied)
+        return SwitchGPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=tied, **own)
     if a.name == "gpt":
         return GPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=bool(a.tied))
     return TinyEncoder(

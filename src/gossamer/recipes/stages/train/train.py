@@ -30,6 +30,7 @@ from gossamer.recipes.base import (
 from gossamer.recipes.phrases import show
 from gossamer.recipes.stages.schedules import Moment, Schedule
 from gossamer.recipes.stages.train.clicks import ClicksSettings, clicks_faults
+from gossamer.recipes.stages.train.experts import ExpertSettings
 from gossamer.recipes.stages.train.graph import (
     LINK_MODELS,
     NODE_MODELS,
@@ -70,6 +71,7 @@ _OWNERS = {
         "context": ("gpt", "encoder"),
         "activation": ("mlp",),
         "tied": ("gpt",),
+        "experts": ("gpt",),
         "layers": ("mlp", "cnn", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
         "dropout": NODE_MODELS,
         "bottom": ("dlrm",),
@@ -117,6 +119,8 @@ class Architecture(Settings):
     """Between the layers of an mlp."""
     tied: bool | None = None
     """gpt: head and embedding share weights."""
+    experts: ExpertSettings | None = None
+    """gpt: mixtures of experts in the place of some feed-forward parts."""
     bottom: _Sizes | None = None
     """dlrm: inner sizes of the MLP of the numbers, such as [64]."""
     top: _Sizes | None = None
