@@ -26,6 +26,8 @@ SMALL = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2},
     "opt": _DEEP | {"ffn_dim": 64, "word_embed_proj_dim": 32},
 }  # fmt: skip
+# The same words for sizes; classes ignore those that they do not have.
+SMALL |= dict.fromkeys(set(TRANSFORMERS_CLASSES.values()) - set(SMALL), _LLAMA)
 
 
 def content(family, **changes):

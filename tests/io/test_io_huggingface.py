@@ -32,18 +32,23 @@ SMALL = {
               "num_key_value_heads": 1, "intermediate_size": 32, "vocab_size": 50,
               "max_position_embeddings": 20, "pad_token_id": 0},
 }  # fmt: skip
-SMALL["qwen2"] = SMALL["mistral"] = SMALL["llama"]
+# The same words for sizes; classes ignore those that they do not have.
+SMALL |= dict.fromkeys(set(TRANSFORMERS_CLASSES.values()) - set(SMALL), SMALL["llama"])
+IMAGES = {"image_size": 8, "patch_size": 4}
 IDS = torch.arange(3, 9).unsqueeze(0)
 
 
 def small_model(name: str) -> nn.Module:
     torch.manual_seed(0)
     kind = getattr(transformers, name)
-    return kind(kind.config_class(**SMALL[TRANSFORMERS_CLASSES[name]])).eval()
+    images = IMAGES if kind.main_input_name == "pixel_values" else {}
+    return kind(kind.config_class(**SMALL[TRANSFORMERS_CLASSES[name]], **images)).eval()
 
 
 def output(model: nn.Module) -> torch.Tensor:
     with torch.no_grad():
+        if model.main_input_name == "pixel_values":
+            return model(torch.linspace(-1, 1, 192).view(1, 3, 8, 8))[0]
         return model(input_ids=IDS)[0]
 
 
