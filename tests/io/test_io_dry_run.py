@@ -27,7 +27,9 @@ SMALL = {
     "opt": _DEEP | {"ffn_dim": 64, "word_embed_proj_dim": 32},
 }  # fmt: skip
 # The same words for sizes; classes ignore those that they do not have.
-SMALL |= dict.fromkeys(set(TRANSFORMERS_CLASSES.values()) - set(SMALL), _LLAMA)
+SMALL |= dict.fromkeys(
+    set(TRANSFORMERS_CLASSES.values()) - set(SMALL), _LLAMA | {"pad_token_id": 0}
+)
 
 
 def content(family, **changes):
