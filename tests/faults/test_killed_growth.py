@@ -103,6 +103,7 @@ def test_killed_while_growing(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("schedule", ["", SCHEDULE], ids=["grown", "reopened"])
 def test_killed_at_twenty_moments_around_growth(schedule, tmp_path):
     drill(tmp_path, 20, RECIPE + schedule)
