@@ -11,12 +11,12 @@ large model beats the small one (column "chooses"); the other is reported and no
 it. The budget B is the compute (6 N D, N without tables) of the large model over --steps; every arm
 takes as many steps as a budget buys, under a warm-up, stable, decay schedule over its own steps,
 and grows once 15 % of its compute is spent, if the arm does not say otherwise. Rates race over a
-part of B (--race), one race for all arms that differ in nothing before they grow; as long as the
-largest rate wins, its double races, too. Growing arms run with less compute, too (--less): the
-saving is read off where the loss of an arm crosses that of the large model from scratch. A small
-model that never grows gets the same compute: below it a table of growth shows nothing. The control
-of an arm is the model that it begins as. Runs share what they have in common, and go on where they
-were interrupted (support/growing_gpt.py).
+part of B (--race), one race for each size before growth; a model that has grown goes on at the rate
+that won for the large model. As long as the largest rate wins, its double races, too. Growing arms
+run with less compute, too (--less): the saving is read off where the loss of an arm crosses that of
+the large model from scratch. A small model that never grows gets the same compute: below it a table
+of growth shows nothing. The control of an arm is the model that it begins as. Runs share what they
+have in common, and go on where they were interrupted (support/growing_gpt.py).
 
     python benchmarks/growth.py --steps-only [--widths 512 1024] [--factors 2 4] [--opened 0 0.25]
 
@@ -194,8 +194,11 @@ def hidden(given, arm, opened, density=None):
     return large - (1 - density) * matrices * given.layers
 
 
-def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
-    """One run; its loss on `measured_on`, compute and CPU seconds."""
+def run(given, trunks, parts, arm, rate, budget, seed, measured_on, rate_after):
+    """One run; its loss on `measured_on`, compute and CPU seconds.
+
+    Once it has its last size it goes on at `rate_after`.
+    """
     settings, (*growths, steps) = ARMS[arm], steps_of(given, arm, budget)
     decay_from = round((1 - runs.DECAY) * steps)
     first = growths[0] if growths else decay_from
@@ -224,6 +227,9 @@ def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
             steps = state.step + max(1, round((whole - state.flops) / one))
             decay_from = round((1 - runs.DECAY) * steps)
         jump = runs.jump_of(given, parts["train"], seed, before, state.model, at)
+    if growths:
+        for group in state.optimizer.param_groups:
+            group["initial_lr"] = rate_after
 
     if "reopen" in settings:
         control = runs.reopened(state, at, steps, settings["reopen"][1])
@@ -237,7 +243,7 @@ def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
         "chooses": runs.evaluate(given, state.model, parts["choose"]),
         "tflop": state.flops / 1e12, "cpu_seconds": state.seconds, "jump": jump,
         "parameters": sum(p.numel() for p in state.model.parameters()),
-        "growths": growths,
+        "growths": growths, "rate_after": rate_after,
         "grown_at": grown_at, "curve": runs.curve_of(state),
     }  # fmt: skip
 
@@ -263,7 +269,10 @@ class Log:
                 return row
         if self.parts is None:
             return None
-        row = run(self.given, self.trunks, self.parts, *key)
+        # A grown model has the size of the large one, and takes the rate that won its race.
+        grows = "grow" in ARMS[key[0]]
+        rate_after = self.best_rate("large from scratch") if grows else None
+        row = run(self.given, self.trunks, self.parts, *key, rate_after)
         self.rows.append(row)
         if self.given.log is not None:
             with self.given.log.open("a") as lines:

@@ -34,6 +34,12 @@ def given(tmp_path):
     )  # fmt: skip
 
 
+@pytest.fixture
+def _one_rate(monkeypatch):
+    """No race for the rate after growth."""
+    monkeypatch.setattr(growth.Log, "best_rate", lambda log, arm: 1e-3)
+
+
 def small_model(tied=False):
     torch.manual_seed(0)
     sizes = {"width": 8, "num_heads": 2, "num_layers": 2, "context": 16}
@@ -75,6 +81,7 @@ def log_of(given):
     return growth.Log(given, given.trunks)
 
 
+@pytest.mark.usefixtures("_one_rate")
 def test_a_shared_beginning_gives_the_run_that_is_done_alone(given, tmp_path):
     key = ("small, out0", 2e-3, 1.0, 0, "report")
     log = log_of(given)
@@ -89,6 +96,7 @@ def test_a_shared_beginning_gives_the_run_that_is_done_alone(given, tmp_path):
 
 
 @pytest.mark.parametrize("writes", [2, 5])
+@pytest.mark.usefixtures("_one_rate")
 def test_an_interrupted_run_goes_on_to_the_same_figures(given, tmp_path, monkeypatch, writes):
     """It is interrupted in the trunk or after the growth; nothing before its last file is done
     again."""
@@ -134,13 +142,14 @@ def test_a_race_is_not_won_by_the_largest_rate(given, monkeypatch):
     monkeypatch.setattr(
         growth,
         "run",
-        lambda *key: {**dict(zip(names, key[3:], strict=True)), "loss": losses[key[4]]},
+        lambda *key: {**dict(zip(names, key[3:-1], strict=True)), "loss": losses[key[4]]},
     )
     given.log = None
     assert log_of(given).best_rate("large from scratch") == 4e-3
 
 
 @pytest.mark.filterwarnings("ignore:grow. symmetry='none'")
+@pytest.mark.usefixtures("_one_rate")
 @pytest.mark.parametrize("arm", growth.ARMS)
 def test_every_arm_has_its_compute(arm, given):
     given.width, given.heads = 64, 4
@@ -148,6 +157,7 @@ def test_every_arm_has_its_compute(arm, given):
     whole = 6 * growth.active(given, 64, 4, 4) * given.batch * given.context * given.steps
     assert row["tflop"] == pytest.approx(0.2 * whole / 1e12, rel=0.1)
     assert row["parameters"] > 0
+    assert row["rate_after"] == (1e-3 if "grow" in growth.ARMS[arm] else None)
 
 
 def test_runs_with_zeros_between_copies_begin_where_the_small_model_ended(given):
