@@ -2,6 +2,7 @@
 #include "attention_kernel.hpp"
 #include "softmax_kernel.hpp"
 #include "spmm_kernel.hpp"
+#include "squeeze_kernel.hpp"
 #include "vec256.hpp"
 
 namespace gossamer::avx2 {
@@ -17,6 +18,7 @@ const GraphKernels graph_kernels = {
     edge_sum,
     pair_logits<GraphVec>,
     pair_backward<GraphVec>,
+    squeeze<GraphVec>,
 };
 
 }  // namespace gossamer::avx2

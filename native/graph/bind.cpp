@@ -2,13 +2,13 @@
 // Products with graphs. Arrays cross as addresses, as in train.cpp; edges are checked once, when they are made.
 #include <omp.h>
 
+#include <memory>
 #include <stdexcept>
-#ifdef __GLIBC__
-#endif
 
 #include "../bind/common.hpp"
 #include "../bind/families.hpp"
 #include "graph.hpp"
+#include "results.hpp"
 
 namespace gossamer::bind {
 namespace {
@@ -168,6 +168,28 @@ void pair_backward(const PyEdgeRows& e, uintptr_t own, uintptr_t other, uintptr_
   run_native(kernels, [&](Isa isa, int threads) { graph_pair_backward(call, isa, threads); });
 }
 
+// How many numbers of x [rows, width] are not 0; starts [rows + 1] are set.
+int64_t count(uintptr_t x, int64_t rows, int64_t width, uintptr_t starts, const std::string& kernels) {
+  if (rows < 0 || width < 0 || width >= int64_t{1} << 31) throw std::invalid_argument("sizes are out of range");
+  check_given({x}, rows * width);
+  check_given({starts}, 1);
+  const SqueezeCall call = {floats(x), width, reinterpret_cast<int64_t*>(starts), nullptr, nullptr};
+  int64_t total = 0;
+  run_native(kernels, [&](Isa isa, int threads) { total = graph_count(call, rows, isa, threads); });
+  return total;
+}
+
+// Columns and values of them, as many as `count` gave for the same x.
+void squeeze(uintptr_t x, int64_t rows, int64_t width, uintptr_t starts, uintptr_t columns, uintptr_t values,
+             const std::string& kernels) {
+  if (rows < 0 || width < 0) throw std::invalid_argument("sizes are out of range");
+  check_given({x}, rows * width);
+  check_given({starts, columns, values}, 1);
+  const SqueezeCall call = {floats(x), width, reinterpret_cast<int64_t*>(starts), reinterpret_cast<int32_t*>(columns),
+                            to_floats(values)};
+  run_native(kernels, [&](Isa isa, int threads) { graph_squeeze(call, rows, isa, threads); });
+}
+
 // Endpoints are checked here: false where one is out of range.
 bool make_rows(uintptr_t sources, uintptr_t targets, int64_t count, int64_t columns, int64_t rows, uintptr_t row_order,
                uintptr_t starts, uintptr_t column_ids, uintptr_t numbers) {
@@ -208,6 +230,29 @@ int64_t sample(const PyEdgeRows& e, uintptr_t rows, int64_t count, int64_t fanou
                            reinterpret_cast<int64_t*>(counts));
 }
 
+// A tensor [rows, width] of float32 or bfloat16 whose memory comes back when it is freed.
+nb::ndarray<nb::pytorch> new_result(int64_t rows, int64_t width, bool is_bf16) {
+  const size_t size = is_bf16 ? 2 : 4;
+  if (rows < 1 || width < 1 || static_cast<size_t>(width) > SIZE_MAX / size / static_cast<size_t>(rows) / 2)
+    throw std::invalid_argument("a result must have elements, and not too many");
+  struct Held {
+    void* memory;
+    size_t bytes;
+  };
+  auto held = std::make_unique<Held>();
+  held->bytes = static_cast<size_t>(rows) * static_cast<size_t>(width) * size;
+  held->memory = results().take(held->bytes);
+  void* const memory = held->memory;
+  const nb::capsule owner(held.release(), [](void* p) noexcept {
+    const std::unique_ptr<Held> held(static_cast<Held*>(p));
+    results().give(held->memory, held->bytes);
+  });
+  const size_t shape[] = {static_cast<size_t>(rows), static_cast<size_t>(width)};
+  const auto code = static_cast<uint8_t>(is_bf16 ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float);
+  return nb::ndarray<nb::pytorch>(memory, 2, shape, owner, nullptr,
+                                  nb::dlpack::dtype{code, static_cast<uint8_t>(8 * size), 1}, nb::device::cpu::value);
+}
+
 }  // namespace
 
 void bind_graph(nb::module_& m) {
@@ -222,9 +267,17 @@ void bind_graph(nb::module_& m) {
   m.def("graph_edge_sum", &edge_sum);
   m.def("graph_pair_logits", &pair_logits);
   m.def("graph_pair_backward", &pair_backward);
+  m.def("graph_count", &count);
+  m.def("graph_squeeze", &squeeze);
   m.def("graph_make_rows", &make_rows);
   m.def("graph_rcm", &rcm);
   m.def("graph_sample", &sample);
+  m.def("new_result", &new_result);
+  m.def("drop_results", [] { results().drop(); });
+  m.def("result_bytes", [] {
+    const Results::Sizes sizes = results().sizes();
+    return nb::make_tuple(sizes.in_use, sizes.free);
+  });
 }
 
 }  // namespace gossamer::bind

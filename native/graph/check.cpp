@@ -158,12 +158,43 @@ void check_max(const Sample& s, int64_t width, std::mt19937& random, Tally& tall
   }
 }
 
+// Columns and values of what is not 0, a NaN among it.
+void check_squeeze(int64_t rows, int64_t width, std::mt19937& random, Tally& tally) {
+  std::vector<float> x(static_cast<size_t>(rows * width));
+  for (float& v : x) v = random() % 8 ? (random() % 2 ? 0.0f : -0.0f) : static_cast<float>(random() % 100) - 50.5f;
+  if (!x.empty()) x.back() = NAN;
+  std::vector<int64_t> starts = {0};
+  std::vector<int32_t> columns;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] != 0.0f) columns.push_back(static_cast<int32_t>(static_cast<int64_t>(i) % width));
+    if (static_cast<int64_t>(i) % width == width - 1) starts.push_back(static_cast<int64_t>(columns.size()));
+  }
+  for (const Isa isa : isas_to_check())
+    for (int threads = 1; threads <= 2; ++threads) {
+      std::vector<int64_t> found(static_cast<size_t>(rows) + 1);
+      SqueezeCall call = {x.data(), width, found.data(), nullptr, nullptr};
+      const auto total = static_cast<size_t>(graph_count(call, rows, isa, threads));
+      std::vector<int32_t> ids(total);
+      std::vector<float> values(total);
+      call.columns = ids.data(), call.values = values.data();
+      if (total) graph_squeeze(call, rows, isa, threads);
+      bool same = found == starts && ids == columns;
+      for (int64_t k = 0; same && k < rows; ++k)
+        for (int64_t e = starts[static_cast<size_t>(k)]; e < starts[static_cast<size_t>(k) + 1]; ++e) {
+          const float v = x[static_cast<size_t>(k * width + columns[static_cast<size_t>(e)])];
+          same = same && (values[static_cast<size_t>(e)] == v || (v != v && values[static_cast<size_t>(e)] != v));
+        }
+      report("squeeze", isa, true, same ? 0.0 : 2.0, tally);
+    }
+}
+
 void check_one(int64_t rows, int64_t columns, int64_t count, int64_t width, int64_t heads, bool shuffled,
                std::mt19937& random, Tally& tally) {
   const Sample s = random_edges(rows, columns, count, shuffled, random);
   check_products(s, width, heads, random, tally);
   check_attention(s, width, heads, random, tally);
   check_max(s, width, random, tally);
+  check_squeeze(columns, width, random, tally);
 }
 
 }  // namespace

@@ -105,6 +105,16 @@ struct PairBackwardCall {
   int64_t heads, width;
 };
 
+// Features [rows, width] without their zeros. Counting: starts[row + 1] = how many numbers of a row are not 0. Filling:
+// starts are where rows begin in columns and values.
+struct SqueezeCall {
+  const float* x;
+  int64_t width;
+  int64_t* starts;
+  int32_t* columns;  // null = count
+  float* values;
+};
+
 // Rows first..last - 1 as they lie; features where they are cut. Allocate and throw nothing.
 struct GraphKernels {
   int64_t chunk;  // features that are best done in one pass over the edges
@@ -117,6 +127,7 @@ struct GraphKernels {
   void (*edge_sum)(const EdgeSumCall&, int64_t first, int64_t last);
   void (*pair_logits)(const PairLogitsCall&, int64_t first, int64_t last);
   void (*pair_backward)(const PairBackwardCall&, int64_t first, int64_t last);
+  void (*squeeze)(const SqueezeCall&, int64_t first, int64_t last);
 };
 
 namespace reference { extern const GraphKernels graph_kernels; }
@@ -139,6 +150,9 @@ void graph_attention_backward(const SddmmCall& product, const SoftmaxBackwardCal
 void graph_edge_sum(const EdgeSumCall& call, Isa isa, int num_threads);
 void graph_pair_logits(const PairLogitsCall& call, Isa isa, int num_threads);
 void graph_pair_backward(const PairBackwardCall& call, Isa isa, int num_threads);
+// Counts rows 0..rows - 1 into starts [rows + 1] and adds them up; gives their sum.
+int64_t graph_count(SqueezeCall call, int64_t rows, Isa isa, int num_threads);
+void graph_squeeze(const SqueezeCall& call, int64_t rows, Isa isa, int num_threads);
 
 // CSR by target of edges source -> target, in their order: starts [rows + 1], columns and numbers [edges].
 // The endpoints have been checked. `row_order` gives the rows in the order in which they shall lie, or is null.

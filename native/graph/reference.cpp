@@ -147,11 +147,24 @@ void pair_backward(const PairBackwardCall& c, int64_t first, int64_t last) {
   });
 }
 
+void squeeze(const SqueezeCall& c, int64_t first, int64_t last) {
+  for (int64_t k = first; k < last; ++k) {
+    int64_t at = c.columns ? c.starts[k] : 0;
+    for (int64_t f = 0; f < c.width; ++f) {
+      const float v = c.x[k * c.width + f];
+      if (v == 0.0f) continue;
+      if (c.columns) c.columns[at] = static_cast<int32_t>(f), c.values[at] = v;
+      ++at;
+    }
+    if (!c.columns) c.starts[k + 1] = at;
+  }
+}
+
 }  // namespace
 
 const GraphKernels graph_kernels = {
     int64_t{1} << 40, spmm,        max,           max_backward, sddmm, softmax,
-    softmax_backward, edge_sum, pair_logits, pair_backward,
+    softmax_backward, edge_sum, pair_logits, pair_backward, squeeze,
 };
 
 }  // namespace gossamer::reference

@@ -154,4 +154,30 @@ void graph_pair_backward(const PairBackwardCall& call, Isa isa, int num_threads)
     for (int64_t f = 0; f < call.width; ++f) call.datt[f] += sums[static_cast<size_t>(i * call.width + f)];
 }
 
+namespace {
+
+// All rows in parts of as many rows each.
+void squeeze_rows(const SqueezeCall& call, int64_t rows, Isa isa, int num_threads) {
+  const int threads = usable_threads(num_threads);
+  const int64_t parts = threads > 1 ? std::max<int64_t>(std::min<int64_t>(threads * kPartsPerThread, rows), 1) : 1;
+  run_tasks(parts, threads, [&](int64_t i) {
+    kernels_of(isa).squeeze(call, rows * i / parts, rows * (i + 1) / parts);
+    return true;
+  });
+}
+
+}  // namespace
+
+int64_t graph_count(SqueezeCall call, int64_t rows, Isa isa, int num_threads) {
+  call.columns = nullptr;
+  call.starts[0] = 0;
+  squeeze_rows(call, rows, isa, num_threads);
+  for (int64_t k = 0; k < rows; ++k) call.starts[k + 1] += call.starts[k];
+  return call.starts[rows];
+}
+
+void graph_squeeze(const SqueezeCall& call, int64_t rows, Isa isa, int num_threads) {
+  squeeze_rows(call, rows, isa, num_threads);
+}
+
 }  // namespace gossamer

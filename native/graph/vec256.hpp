@@ -50,6 +50,8 @@ struct GraphVec {
   static Type where_positive(Type positive, Type a, Type b) {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(positive, _mm256_setzero_ps(), _CMP_GT_OQ));
   }
+  // A bit for each number that is not 0.
+  static uint32_t not_zero(Type v) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ))); }
   static Lanes lanes(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static Type spread(Type v, Lanes from) { return _mm256_permutevar8x32_ps(v, from); }
   static void totals(const Type (&v)[4], float* to) {

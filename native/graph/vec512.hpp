@@ -48,6 +48,8 @@ struct GraphVec {
   static Type where_positive(Type positive, Type a, Type b) {
     return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(positive, _mm512_setzero_ps(), _CMP_GT_OQ), a);
   }
+  // A bit for each number that is not 0.
+  static uint32_t not_zero(Type v) { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ); }
   static Lanes lanes(const int32_t* p) { return _mm512_loadu_si512(p); }
   static Type spread(Type v, Lanes from) { return _mm512_permutexvar_ps(from, v); }
   static void totals(const Type (&v)[4], float* to) {

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gossamer recipe`: list, read, copy and check recipes. Nothing here imports torch."""
+"""`gossamer recipe`: list, read, copy, check and convert recipes. Nothing here imports torch."""
 
 import json
 from pathlib import Path
 
-from click import argument
+from click import IntRange, argument, option
 
 from gossamer.cli.options import PATH, set_option
 from gossamer.cli.shell import CommandGroup, Output, Verbatim, gossamer_command, table
@@ -30,6 +30,12 @@ gossamer recipe validate mine.yaml --set sparsity=0.7
 _SCHEMA = """
 gossamer recipe schema
 gossamer recipe schema > recipe.schema.json
+"""
+
+_CONVERT = """
+gossamer recipe convert sparseml_recipe.md --task images
+gossamer recipe convert oneshot.yaml mine.yaml
+gossamer recipe convert obert.yaml mine.yaml --steps-per-epoch 1000 --nearest
 """
 
 
@@ -73,15 +79,20 @@ def copy(out: Output, name: str, file: Path | None) -> None:
     target = Path() if file is None else file
     if target.is_dir():
         target /= f"{name}.yaml"
+    _write_new(target, text, f"gossamer recipe copy {name} mine.yaml")
+    out.result({"name": name, "file": str(target)}, f"Copied {name} to {target}.")
+
+
+def _write_new(target: Path, text: str, example: str) -> None:
+    """Write a file that does not exist yet."""
     try:
         with target.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError as error:
         raise RecipeError(
             f"{target}: exists already and is not overwritten. Name another file, as in"
-            f" 'gossamer recipe copy {name} mine.yaml'."
+            f" '{example}'."
         ) from error
-    out.result({"name": name, "file": str(target)}, f"Copied {name} to {target}.")
 
 
 @gossamer_command("Check recipe files.", _VALIDATE)
@@ -112,6 +123,41 @@ def validate(out: Output, files: tuple[str, ...], overrides: tuple[str, ...]) ->
     return 0 if valid else 2
 
 
+@gossamer_command("Convert a recipe of SparseML or llm-compressor.", _CONVERT)
+@argument("source", metavar="RECIPE", type=PATH)
+@argument("file", metavar="FILE", required=False, type=PATH)
+@option("--task", help="What a train stage learns: images, text, labelled.")
+@option("--steps-per-epoch", type=IntRange(min=1), help="Optimizer steps of an epoch.")
+@option("--nearest", is_flag=True, help="Tell differences instead of refusing them.")
+def convert(
+    out: Output,
+    source: Path,
+    file: Path | None,
+    task: str | None,
+    steps_per_epoch: int | None,
+    nearest: bool,
+) -> None:
+    """Print RECIPE, a file of SparseML or llm-compressor, as a recipe of gossamer, or write FILE.
+
+    What has no equal here is refused with its modifier, field and line. With --nearest it is told,
+    also in comments of the new file. A file that exists is not overwritten.
+    """
+    from gossamer.recipes.foreign import convert_recipe
+    from gossamer.recipes.yaml_lines import read_file
+
+    raw = read_file(source, RecipeError)
+    if raw is None:
+        raise RecipeError(f"{source}: there is no such file.")
+    made = convert_recipe(
+        raw, source.name, task=task, steps_per_epoch=steps_per_epoch, nearest=nearest
+    )
+    if file is not None:
+        _write_new(file, made.text, f"gossamer recipe convert {source} other.yaml")
+    result = {"file": file and str(file), "text": made.text, "differences": list(made.differences)}
+    told = "".join(f"differs: {line}\n" for line in made.differences)
+    out.result(result, Verbatim(made.text if file is None else f"{told}Wrote {file}.\n"))
+
+
 @gossamer_command("JSON schema of recipes.", _SCHEMA)
 def schema(out: Output) -> None:
     """Print the JSON schema of recipe files, which editors complete and check them with."""
@@ -123,7 +169,7 @@ def schema(out: Output) -> None:
 
 recipe = CommandGroup(
     "recipe",
-    commands=[list_recipes, show, copy, validate, schema],
-    short_help="List, read, copy and check recipes.",
-    help="List, read, copy and check recipes: YAML files that say how a model is pruned.",
+    commands=[list_recipes, show, copy, validate, convert, schema],
+    short_help="List, read, copy, check and convert recipes.",
+    help="List, read, copy, check and convert recipes: YAML files that say how a model is pruned.",
 )

@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import InputError
-from gossamer.graph.orders import KeptProducts, OrderChoice, as_matrix, choose, is_worth_it
+from gossamer.graph.orders import (
+    KeptProducts,
+    OrderChoice,
+    Squeezing,
+    as_matrix,
+    choose,
+    is_worth_it,
+)
 from gossamer.graph.structure import Graph, Propagation
 from gossamer.nn.layer_weights import plain_weight
+from gossamer.ops.results import drop_results
 from gossamer.ops.spmm import EdgeMatrix, spmm
 from gossamer.ops.tall import tall_linear
 
@@ -83,6 +91,7 @@ class GraphLayer(nn.Module):
         self.measures = True
         self._kept = KeptProducts()
         self._inputs = KeptProducts()
+        self._squeezing = Squeezing()
 
     def _loops_for(self, graph: Any) -> str:
         """Loops of a normalised matrix. PyG adds them to an adjacency matrix, loops or not."""
@@ -90,9 +99,14 @@ class GraphLayer(nn.Module):
         return "add" if is_sparse else "fill"
 
     def forget(self) -> None:
-        """Drop A x, after a change of features that torch does not count (`x.data`)."""
+        """Drop A x, after a change of features that torch does not count (`x.data`).
+
+        Memory that large results had, and that is kept for the next ones, goes back, too.
+        """
         self._kept.forget()
         self._inputs.forget()
+        self._squeezing = Squeezing()
+        drop_results()
 
     def _graph(
         self, graph: Any, weight: Tensor | None, num_sources: int, num_targets: int
@@ -107,7 +121,7 @@ class GraphLayer(nn.Module):
         return found
 
     def _transform(self, x: Tensor, lin: nn.Module, *, with_bias: bool = True) -> Tensor:
-        """`lin(x)`, with x as a sparse matrix where it stays and that is faster."""
+        """`lin(x)`, with x as a sparse matrix where that is faster."""
         weight, kept = plain_weight(lin), self._inputs
         bias: Any = lin.bias if with_bias else None
         if x.layout is not torch.strided:
@@ -119,6 +133,9 @@ class GraphLayer(nn.Module):
             if kept.features is not None:
                 return spmm(weight.t(), kept.features, bias=bias)
         if weight is not None:
+            found = self._squeezing.matrix(x, weight, measures=self.measures)
+            if found is not None:
+                return spmm(weight.t(), found, bias=bias)
             return tall_linear(x, weight, bias)
         y: Tensor = lin(x)
         return y
@@ -184,6 +201,10 @@ class GraphLayer(nn.Module):
             )
         if self.choice.propagates_first:
             return _weigh(lin, weight, propagate(x), bias)
+        if weight is not None:
+            found = self._squeezing.matrix(x, weight, measures=self.measures)
+            if found is not None:
+                return self._sparse_first(propagation, found, weight, bias, hops, "in every step")
         return propagate(_weigh(lin, weight, x, None), bias)
 
     def _sparse_first(

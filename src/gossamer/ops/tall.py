@@ -23,6 +23,7 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import call_op, define_op
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.results import new_result
 from gossamer.ops.timing import contest
 from gossamer.settings import tuning_enabled
 
@@ -50,7 +51,7 @@ def _width(w: Tensor, turned: bool) -> int:
 def _product(x: Tensor, w: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
     x, w = x.contiguous(), w.contiguous()
     bias = None if bias is None else bias.contiguous()
-    y = x.new_empty(x.shape[0], _width(w, turned))
+    y = new_result(x, x.shape[0], _width(w, turned))
     arrays = (address(t, _WHERE) for t in (x, w, bias, y))
     _native.tall_product(*arrays, *x.shape, y.shape[1], turned, active_kernels())
     return y

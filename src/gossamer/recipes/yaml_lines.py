@@ -22,10 +22,14 @@ from gossamer.recipes.faults import Fault, Path, RecipeFaults, dotted
 from gossamer.recipes.phrases import plain, show
 
 __all__ = [
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_VALUES",
     "Document",
     "parse_value",
     "parse_yaml",
     "read_file",
+    "read_scalar",
 ]
 
 MAX_BYTES = 1 << 16

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.layers.tables.together import PackedTogether
 from gossamer.zoo.arguments import MAX_LAYERS, ZooArgs, check_choice, check_size
 from gossamer.zoo.mlp import MLP
 
@@ -73,6 +74,7 @@ class DLRM(nn.Module):
         self.top = MLP((width + num_dots, *self.top_sizes, 1))
         empty = torch.zeros(_DIGEST_BYTES, dtype=torch.uint8)
         self.register_buffer("features_digest", empty)
+        self._together = PackedTogether()
         self._initialise()
 
     def _initialise(self) -> None:
@@ -107,27 +109,34 @@ class DLRM(nn.Module):
             offsets: C vectors [B], where the ids of each row of data begin; a row may have none.
             weights: C vectors like `ids`, or None for weights of 1; pooling must be "sum".
         """
-        vectors = self._looked_up(numbers_BN, ids, offsets, weights)
-        if self.bottom is not None:
-            vectors.insert(0, self.bottom(numbers_BN))
-        stacked_BFD = torch.stack(vectors, dim=1)
-        first_BD = stacked_BFD[:, 0] if self.bottom is not None else stacked_BFD.sum(dim=1)
+        self._check(numbers_BN, ids, offsets, weights)
+        first = None if self.bottom is None else self.bottom(numbers_BN)
+        joined = None
+        if offsets is None and self.rows and isinstance(ids, torch.Tensor):
+            joined = self._together.pairs(self.tables, ids, first)
+        if joined is None:
+            joined = self._joined(first, self._looked_up(ids, offsets, weights))
+        logits: torch.Tensor = self.top(joined).squeeze(-1)
+        return logits
+
+    def _joined(self, bottom_BD: torch.Tensor | None, vectors: list[torch.Tensor]) -> torch.Tensor:
+        """What the top MLP gets: the bottom's vector, and the dots of all pairs."""
+        stacked_BFD = torch.stack(vectors if bottom_BD is None else [bottom_BD, *vectors], dim=1)
+        first_BD = stacked_BFD.sum(dim=1) if bottom_BD is None else bottom_BD
         dots_BFF = stacked_BFD @ stacked_BFD.transpose(1, 2)
         # Below the diagonal: every pair once, no vector with itself.
         count = dots_BFF.shape[1]
         first, second = torch.tril_indices(count, count, offset=-1, device=dots_BFF.device)
         dots_BP = dots_BFF[:, first, second]
-        logits: torch.Tensor = self.top(torch.cat([first_BD, dots_BP], dim=1)).squeeze(-1)
-        return logits
+        return torch.cat([first_BD, dots_BP], dim=1)
 
-    def _looked_up(
+    def _check(
         self,
         numbers_BN: torch.Tensor,
         ids: torch.Tensor | Sequence[torch.Tensor],
         offsets: Sequence[torch.Tensor] | None,
         weights: Sequence[torch.Tensor | None] | None,
-    ) -> list[torch.Tensor]:
-        """[B, D] of each table."""
+    ) -> None:
         if numbers_BN.ndim != 2 or numbers_BN.shape[1] != self.num_numbers:
             raise InputError(
                 f"DLRM: expected numbers [rows, {self.num_numbers}], got {list(numbers_BN.shape)}."
@@ -140,12 +149,22 @@ class DLRM(nn.Module):
                     f"DLRM: expected ids [rows, {count}], got {got}. Several ids of a category"
                     " need offsets."
                 )
-            # A row of the transpose is contiguous only once it is copied.
-            columns = ids.t().contiguous()
-            return [table(columns[i].unsqueeze(1)) for i, table in enumerate(self.tables)]
+            return
         for name, given in (("ids", ids), ("offsets", offsets), ("weights", weights or offsets)):
             if len(given) != count:
                 raise InputError(f"DLRM: expected {name} of {count} tables, got {len(given)}.")
+
+    def _looked_up(
+        self,
+        ids: torch.Tensor | Sequence[torch.Tensor],
+        offsets: Sequence[torch.Tensor] | None,
+        weights: Sequence[torch.Tensor | None] | None,
+    ) -> list[torch.Tensor]:
+        """[B, D] of each table."""
+        if offsets is None:
+            # A row of the transpose is contiguous only once it is copied.
+            columns = torch.as_tensor(ids).t().contiguous()
+            return [table(columns[i].unsqueeze(1)) for i, table in enumerate(self.tables)]
         return [
             table(ids[i], offsets[i], None if weights is None else weights[i])
             for i, table in enumerate(self.tables)

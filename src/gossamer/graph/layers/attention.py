@@ -87,11 +87,11 @@ class GAT(_Attention):
         super().__init__(heads, out_features, concat, dropout, loops, bias)
         self.slope = slope
         self.lin: nn.Module = nn.Linear(in_features, heads * out_features, bias=False)
-        nn.init.xavier_uniform_(self.lin.weight)
         self.att_src = nn.Parameter(torch.empty(1, heads, out_features))
         self.att_dst = nn.Parameter(torch.empty(1, heads, out_features))
-        nn.init.xavier_uniform_(self.att_src)
-        nn.init.xavier_uniform_(self.att_dst)
+        # Of [H, C], as PyG has it: torch takes the sizes of three dimensions for a convolution's.
+        for weight in (self.lin.weight, self.att_src[0], self.att_dst[0]):
+            nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, graph: Any) -> Tensor:
         """Features [N, H * C], or [N, C] for the mean of heads.
@@ -147,7 +147,7 @@ class GATv2(_Attention):
         self.lin_l: nn.Module = nn.Linear(of_sources, heads * out_features, bias=bias)
         self.lin_r: nn.Module = nn.Linear(of_targets, heads * out_features, bias=bias)
         self.att = nn.Parameter(torch.empty(1, heads, out_features))
-        for weight in (self.lin_l.weight, self.lin_r.weight, self.att):
+        for weight in (self.lin_l.weight, self.lin_r.weight, self.att[0]):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Features, graph: Any) -> Tensor:

@@ -7,6 +7,6 @@ says what was decided and why. `KeptProducts` holds A x as long as neither x nor
 
 from gossamer.graph.orders.choice import OrderChoice, choose
 from gossamer.graph.orders.kept import KeptProducts
-from gossamer.graph.orders.sparse_input import as_matrix, is_worth_it
+from gossamer.graph.orders.sparse_input import Squeezing, as_matrix, is_worth_it
 
-__all__ = ["KeptProducts", "OrderChoice", "as_matrix", "choose", "is_worth_it"]
+__all__ = ["KeptProducts", "OrderChoice", "Squeezing", "as_matrix", "choose", "is_worth_it"]

@@ -2,7 +2,8 @@
 """Features that are mostly zeros, as bags of words are: A (X W) with X as a sparse matrix.
 
 The product with W then costs as much as X has numbers, forward and backward, and nothing else of
-the layer changes.
+the layer changes. Features that stay are squeezed once (`is_worth_it`); features that are new in
+every step, as dropout makes them, in every step (`Squeezing`).
 """
 
 import torch
@@ -11,23 +12,24 @@ from torch import Tensor
 
 from gossamer.graph.orders.choice import costs_of
 from gossamer.graph.structure import Propagation
+from gossamer.ops.addresses import direct_address
+from gossamer.ops.calls import is_traced
 from gossamer.ops.spmm import EdgeMatrix, EdgeRows, Edges, spmm
+from gossamer.ops.tall import tall_linear
 from gossamer.ops.timing import contest
 from gossamer.settings import tuning_enabled
 
 # Denser features are not tried; below the second one they are taken unmeasured.
 _DENSEST = 0.15
 _SPARSE_BY_RULE = 0.05
+# Products with fewer multiplications take microseconds.
+_WORTH_SQUEEZING = 1 << 20
 
 
 def as_matrix(x: Tensor) -> EdgeMatrix:
-    """Dense or sparse features [N, a] as a matrix that multiplies weights."""
+    """Sparse features [N, a] as a matrix that multiplies weights."""
     if x.layout is torch.sparse_csr:
         starts, columns, values = x.crow_indices(), x.col_indices(), x.values()
-    elif x.layout is torch.strided:
-        is_kept = x != 0
-        columns, values = is_kept.nonzero()[:, 1], x[is_kept]
-        starts = F.pad(is_kept.sum(1).cumsum(0), (1, 0))
     else:
         entries = x.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
         rows, columns = entries.indices()
@@ -52,12 +54,11 @@ def is_worth_it(
     """
     if x.numel() == 0:
         return None
-    density = float(torch.count_nonzero(x)) / x.numel()
-    if density > _DENSEST:
+    matrix = EdgeMatrix.squeezed(x, _DENSEST)
+    if matrix is None:
         return None
-    matrix = as_matrix(x)
     if not (measures and tuning_enabled()):
-        return matrix if density < _SPARSE_BY_RULE else None
+        return matrix if _is_sparse_by_rule(matrix, x) else None
     turned = weight.detach().t().contiguous()
     with torch.no_grad():
         dense, sparse = contest(
@@ -66,3 +67,74 @@ def is_worth_it(
     # Forward and backward: A x needs no product with the graph any more, the other one needs two.
     graph = 0.0 if propagation is None else costs_of(propagation).of(propagation, weight.shape[0])
     return matrix if sparse + graph < dense else None
+
+
+def _is_sparse_by_rule(matrix: EdgeMatrix, x: Tensor) -> bool:
+    return matrix.edges.num_edges < _SPARSE_BY_RULE * x.numel()
+
+
+class Squeezing:
+    """Whether it pays to look for zeros in the features of every step; decided at the first one.
+
+    Features that turned out to be dense are not looked at again.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[int, int, bool] | None = None
+        self._pays: bool | None = None
+
+    def matrix(self, x: Tensor, weight: Tensor, *, measures: bool) -> EdgeMatrix | None:
+        """The matrix of x if a step with it is faster than with a dense product; None if not.
+
+        Args:
+            x: features.
+            weight: what they are multiplied with.
+            measures: time both; else the share of zeros decides.
+        """
+        trains = torch.is_grad_enabled()
+        key = x.shape[1], weight.shape[0], trains
+        if key != self._key:
+            self._key, self._pays = key, None
+        if self._pays is False or not _can_squeeze(x, weight):
+            return None
+        found = EdgeMatrix.squeezed(x, _DENSEST)
+        if found is None:
+            self._pays = False
+        elif self._pays is None:
+            if measures and tuning_enabled():
+                self._pays = _is_faster(x, weight.detach(), trains)
+            else:
+                self._pays = _is_sparse_by_rule(found, x)
+        return found if self._pays else None
+
+
+def _can_squeeze(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.dtype is weight.dtype is torch.float32
+        and x.ndim == 2
+        and not x.requires_grad
+        and x.numel() * weight.shape[0] >= _WORTH_SQUEEZING
+        and direct_address(x) != 0
+        and not torch.is_autocast_enabled("cpu")
+        and not is_traced(x)
+    )
+
+
+def _is_faster(x: Tensor, weight: Tensor, trains: bool) -> bool:
+    """Whether squeezing and sparse products take less time than dense ones."""
+    turned, grad = weight.t().contiguous(), x.new_ones(x.shape[0], weight.shape[0])
+
+    def sparse() -> None:
+        matrix = EdgeMatrix.squeezed(x, _DENSEST)
+        if matrix is not None:
+            spmm(turned, matrix)
+        if matrix is not None and trains:
+            spmm(grad, matrix, transposed=True)
+
+    def dense() -> None:
+        for _ in range(2 if trains else 1):  # the gradient of W takes about as long
+            tall_linear(x, weight)
+
+    with torch.no_grad():
+        ours, theirs = contest(sparse, dense, budget_seconds=0.01).us
+    return ours < theirs

@@ -4,6 +4,7 @@
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
+    DecoderFacts,
     Family,
     GrowthFacts,
     transformers_chain,
@@ -11,27 +12,38 @@ from gossamer.nn.families.family import (
 )
 
 _PARTS = ("h", "wte wpe drop", "ln_f")
+_CHAIN = transformers_chain("transformer", *_PARTS, "lm_head")
+_BLOCK = BlockParts(
+    block=transformers_path("gpt2", "GPT2Block"),
+    projections=("attn.c_attn",),
+    output="attn.c_proj",
+    attention="attn",
+    head_dim="attn.head_dim",
+    head_counts=("attn.num_heads",),
+    head_widths=("attn.split_size",),
+    segments=3,
+    expansions=("mlp.c_fc",),
+    down="mlp.c_proj",
+    activation="mlp.act",
+    norms=("ln_1", "ln_2"),
+    norm_first=True,
+)
 
 FAMILY = Family(
     name="GPT-2",
-    block=BlockParts(
-        block=transformers_path("gpt2", "GPT2Block"),
-        projections=("attn.c_attn",),
-        output="attn.c_proj",
-        attention="attn",
-        head_dim="attn.head_dim",
-        head_counts=("attn.num_heads",),
-        head_widths=("attn.split_size",),
-        segments=3,
-        expansions=("mlp.c_fc",),
-        down="mlp.c_proj",
-        activation="mlp.act",
-        norms=("ln_1", "ln_2"),
-        norm_first=True,
+    block=_BLOCK,
+    decoder=DecoderFacts(
+        "GPT2LMHeadModel",
+        _CHAIN,
+        _BLOCK,
+        scale="attn.scaling",
+        norm="layer",
+        positions="transformer.wpe",
+        requires=(("config.add_cross_attention", False),),
     ),
     chains={
         "GPT2Model": transformers_chain("", *_PARTS, ""),
-        "GPT2LMHeadModel": transformers_chain("transformer", *_PARTS, "lm_head"),
+        "GPT2LMHeadModel": _CHAIN,
     },
     classes=ClassNames(
         "gpt2",

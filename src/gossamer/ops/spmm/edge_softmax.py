@@ -21,6 +21,7 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import define_op
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.results import new_result
 from gossamer.ops.spmm.edges import MATRICES, EdgeMatrix
 from gossamer.ops.spmm.products import Gradients, _spmm, endpoints, runs_native
 
@@ -61,9 +62,11 @@ def _attention(
     sizes: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_targets, num_edges, heads = sizes
-    y = x.new_empty(num_targets, x.shape[1])
-    weights = x.new_empty(num_edges, heads) if logits is None else logits.contiguous().clone()
-    kept = torch.empty_like(weights) if keep is not None else x.new_empty(0)
+    y = new_result(x, num_targets, x.shape[1])
+    weights = new_result(x, num_edges, heads)
+    if logits is not None:
+        weights.copy_(logits)
+    kept = new_result(x, num_edges, heads) if keep is not None else x.new_empty(0)
     x = x.contiguous()
     target, source, keep = (_dense(t) for t in (target, source, keep))
     _native.graph_attention(
@@ -105,9 +108,9 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the logits, of what targets add to them, and of what sources do."""
     edges, heads = MATRICES.find(matrix).edges, weights.shape[1]
-    dlogits = torch.empty_like(weights)
-    dtarget = weights.new_empty(grad.shape[0], heads)
-    dsource = weights.new_empty(x.shape[0], heads)
+    dlogits = new_result(weights, *weights.shape)
+    dtarget = new_result(weights, grad.shape[0], heads)
+    dsource = new_result(weights, x.shape[0], heads)
     grad, x = grad.contiguous(), x.contiguous()
     target, source, keep = (_dense(t) for t in (target, source, keep))
     _native.graph_attention_backward(
@@ -172,7 +175,7 @@ _attention.register_autograd(_backward, setup_context=_save)
 def _pair_logits(
     source: Tensor, target: Tensor, att: Tensor, matrix: int, slope: float, num_edges: int
 ) -> Tensor:
-    logits = source.new_empty(num_edges, att.shape[0])
+    logits = new_result(source, num_edges, att.shape[0])
     _native.graph_pair_logits(
         MATRICES.find(matrix).edges.by_target.native,
         *_addresses(target.contiguous(), source.contiguous(), att.contiguous()),
@@ -198,7 +201,7 @@ def _pair_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     edges = MATRICES.find(matrix).edges
     source, target, att, grad = (t.contiguous() for t in (source, target, att, grad))
-    dsource, dtarget, datt = (torch.empty_like(t) for t in (source, target, att))
+    dsource, dtarget, datt = (new_result(t, *t.shape) for t in (source, target, att))
     for rows, own, other, dx, sums in (
         (edges.by_source, source, target, dsource, None),
         (edges.by_target, target, source, dtarget, datt),

@@ -19,6 +19,7 @@ from gossamer.errors import InputError
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import Handles
+from gossamer.ops.kernels import active_kernels
 
 _WHERE = "graph"
 MOST = 2**31 - 1
@@ -218,6 +219,22 @@ class EdgeMatrix:
         self.edges = edges
         self.values = values
         self.number = MATRICES.add(self)
+
+    @classmethod
+    def squeezed(cls, x: Tensor, most: float = 1.0) -> "EdgeMatrix | None":
+        """Dense float32 features [N, F] without their zeros; None if more than a share stay."""
+        x = x.detach().contiguous()
+        sizes, kernels = (address(x, _WHERE), *x.shape), active_kernels()
+        starts = torch.empty(x.shape[0] + 1, dtype=torch.int64)
+        count = _native.graph_count(*sizes, address(starts, _WHERE), kernels)
+        if count > most * x.numel() or count > MOST:
+            return None
+        columns = torch.empty(count, dtype=torch.int32)
+        values = torch.empty(count)
+        if count:
+            arrays = (address(t, _WHERE) for t in (starts, columns, values))
+            _native.graph_squeeze(*sizes, *arrays, kernels)
+        return cls(Edges(EdgeRows(starts, columns, x.shape[1])), values)
 
     @functools.cached_property
     def values_by_source(self) -> Tensor | None:

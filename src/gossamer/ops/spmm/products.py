@@ -19,6 +19,7 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import call_op, define_op
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.results import new_result
 from gossamer.ops.spmm.edges import MATRICES, EdgeMatrix
 
 _WHERE = "graph product"
@@ -51,7 +52,7 @@ def _spmm(
     num_rows: int,
 ) -> Tensor:
     found = MATRICES.find(matrix)
-    x, y = x.contiguous(), x.new_empty(num_rows, x.shape[1])
+    x, y = x.contiguous(), new_result(x, num_rows, x.shape[1])
     if values is not None:
         rows, values = found.edges.rows(transposed=transposed).native, values.contiguous()
     elif transposed:
@@ -150,7 +151,7 @@ _sddmm.register_autograd(_sddmm_backward, setup_context=_save_sddmm)
 )
 def _spmm_max(x: Tensor, matrix: int, num_rows: int) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
-    y, ties = (x.new_empty(num_rows, x.shape[1]) for _ in range(2))
+    y, ties = (new_result(x, num_rows, x.shape[1]) for _ in range(2))
     _native.graph_max(
         MATRICES.find(matrix).edges.by_target.native,
         *(address(t, _WHERE) for t in (x, y, ties)),
@@ -168,7 +169,7 @@ def _spmm_max(x: Tensor, matrix: int, num_rows: int) -> tuple[Tensor, Tensor]:
 )
 def _max_backward(grad: Tensor, x: Tensor, y: Tensor, matrix: int) -> Tensor:
     x, grad = x.contiguous(), grad.contiguous()
-    dx = torch.empty_like(x)
+    dx = new_result(x, *x.shape)
     _native.graph_max_backward(
         MATRICES.find(matrix).edges.by_source.native,
         *(address(t, _WHERE) for t in (x, y, grad, dx)),

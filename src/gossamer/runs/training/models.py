@@ -13,11 +13,17 @@ from gossamer.errors import InputError, ResourceError
 from gossamer.nn import quantize_tables
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.tables import table_of
-from gossamer.recipes.stages.train import Architecture, OptimizerSettings, QuantizedTables
+from gossamer.recipes.stages.train import (
+    OPTIMIZER_OWNERS,
+    Architecture,
+    OptimizerSettings,
+    QuantizedTables,
+)
 from gossamer.training.optim import LAMB, LARS, SGD, AdamW, SideBySide
 from gossamer.training.optim.tables import TableAdagrad, TableAdam, TableSGD
 from gossamer.zoo import DLRM, GPT, MLP, TinyEncoder
 from gossamer.zoo.graph_nets import GraphNet, Recommender
+from gossamer.zoo.switch import SwitchGPT
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -71,6 +77,11 @@ def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Modu
         kind: Any = {"layer": a.name, "width": a.width, "num_layers": a.layers}
         return GraphNet(sizes["features"], sizes["classes"], **kind, **own)
     blocks: Any = {"width": a.width, "num_heads": a.heads or _DEFAULT_HEADS, "num_layers": a.layers}
+    if a.name == "gpt" and a.experts is not None:
+        own = a.experts.model_dump()
+        own["num_experts"] = own.pop("count")
+        tied = bool(a.tied)
+        return SwitchGPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=tied, **own)
     if a.name == "gpt":
         return GPT(sizes["vocabulary"], **blocks, context=context_of(a), tied=bool(a.tied))
     return TinyEncoder(
@@ -157,8 +168,9 @@ def _has_quantized_tables(model: nn.Module) -> bool:
 def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer over all trainable parameters of `model`; biases, norms and scales never decay.
 
-    With plain fp32 state AdamW and SGD are torch's own: they let weights grow back, and our AdamW
-    takes the same steps. Tables that have an optimizer of their own get sparse gradients.
+    Nor do they get a rate of their own from LAMB or LARS, as both were published. With plain fp32
+    state AdamW and SGD are torch's own: they let weights grow back, and our AdamW takes the same
+    steps. Tables that have an optimizer of their own get sparse gradients.
     """
     tables = [] if settings.tables is None else _tables(model)
     # Kept values of a compact layer are a vector, but they are a weight all the same.
@@ -171,7 +183,10 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
             (weights if is_weight else others).append(param)
     decays = ((weights, settings.weight_decay), (others, 0.0))
     groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
-    own = settings.model_dump(include={"lr", "betas", "momentum", "nesterov"}, exclude_none=True)
+    if settings.name in ("lamb", "lars") and others:
+        groups[-1]["adapt"] = False
+    passed_on = {"lr", *OPTIMIZER_OWNERS}
+    own = settings.model_dump(include=passed_on, exclude_none=True)
     form = {"master": settings.master, "moments": settings.moments}
     made: torch.optim.Optimizer
     if set(form.values()) == {"fp32"} and settings.name in _PLAIN:

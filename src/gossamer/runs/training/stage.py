@@ -27,6 +27,7 @@ from gossamer.training.checkpoint.random_state import seed_all, undisturbed_rand
 from gossamer.training.distributed import AXES, MeshSizes
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
+from gossamer.training.experts import follow_experts, with_routing
 from gossamer.training.growth import Growth, GrowthStep
 from gossamer.training.loop import Control, LearningRate, Loop, LoopSettings, Progress, Surroundings
 from gossamer.training.loop.endings import memory_for
@@ -194,6 +195,7 @@ def prepare(
     model = model_of(train, task)
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
+    follow_experts(model, optimizer)
     schedule: Any = train.schedule
 
     def begin(net: torch.nn.Module, holder: torch.optim.Optimizer, done: int) -> Control:
@@ -233,7 +235,7 @@ def prepare(
     loop = Loop(
         model,
         optimizer,
-        task.loss,
+        with_routing(task.loss),
         task.batches,
         settings,
         control=control,

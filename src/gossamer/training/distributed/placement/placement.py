@@ -180,6 +180,11 @@ def check_model(
             f"mesh: {type(optimizer).__name__} needs norms of whole weights, which shard and tensor"
             " cut up. Use data and pipeline with it, or adamw."
         )
+    if sizes.pipeline > 1 and isinstance(optimizer, LAMB) and optimizer.normalised:
+        raise InputError(
+            "mesh: LAMB with normalised needs the norm of all gradients, which pipeline cuts up."
+            " Use data with it, or leave normalised out."
+        )
     if sizes.shard * sizes.tensor > 1 and any(
         group.get("moments") == "8bit" for group in optimizer.param_groups
     ):

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 3, the text model: Gemma 2 with norms of heads and frequencies for local layers."""
+
+from dataclasses import replace
+
+from gossamer.nn.families.family import ClassNames
+from gossamer.nn.families.gemma2 import GEMMA_BLOCK, GEMMA_DECODER, GEMMA_REASONS
+from gossamer.nn.families.llama import LLAMA_HEAD_NORMS, llama_like
+
+FAMILY = replace(
+    llama_like(
+        "Gemma 3",
+        "gemma3",
+        "Gemma3",
+        block=GEMMA_BLOCK,
+        decoder=GEMMA_DECODER
+        | {"head_norms": LLAMA_HEAD_NORMS, "rotary_by_type": "self_attn.layer_type"},
+    ),
+    classes=ClassNames(
+        "gemma3_text",
+        "Gemma3",
+        ("TextModel", "ForCausalLM"),
+        activation="hidden_activation",
+        config="Gemma3TextConfig",
+    ),
+    **GEMMA_REASONS,
+)

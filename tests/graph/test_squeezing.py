@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features that are mostly zeros and new in every step: squeezed, and equal to dense float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graph_cases import dense_matrix, random_edges
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gossamer.graph import GAT, GCN, GIN, SAGE, Graph
+from gossamer.graph.orders import Squeezing
+from gossamer.ops.kernels import available_kernels
+from gossamer.ops.spmm import EdgeMatrix
+
+NODES, WORDS, WIDTH = 300, 400, 16
+
+
+def bags(seed=0, share=0.02):
+    """Features with this share of numbers that are not 0."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(NODES, WORDS, generator=generator)
+    return x * (torch.rand(NODES, WORDS, generator=generator) < share)
+
+
+@pytest.fixture
+def graph():
+    return Graph.of(random_edges(NODES, 900), num_nodes=NODES)
+
+
+class TestSqueezed:
+    @pytest.mark.parametrize("kernels", available_kernels())
+    @given(
+        st.integers(0, 40), st.integers(0, 40), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 9)
+    )
+    @settings(max_examples=25, deadline=None)
+    def test_rows_columns_and_values_are_those_that_are_not_zero(
+        self, kernels, rows, width, share, seed
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GOSSAMER_KERNELS", kernels)
+            generator = torch.Generator().manual_seed(seed)
+            x = torch.randn(rows, width, generator=generator) - 0.0
+            x = torch.where(torch.rand(rows, width, generator=generator) < share, x, -0.0)
+            if x.numel():
+                x[-1, -1] = float("nan")
+            found = EdgeMatrix.squeezed(x)
+        expected = (x != 0).nonzero()
+        assert torch.equal(found.edges.by_target.row_of_edge, expected[:, 0])
+        assert torch.equal(found.edges.by_target.columns.long(), expected[:, 1])
+        assert torch.equal(found.values.nan_to_num(7.0), x[x != 0].nan_to_num(7.0))
+
+    def test_too_many_numbers_give_nothing(self):
+        x = torch.ones(4, 4)
+        assert EdgeMatrix.squeezed(x, 0.9) is None
+        assert EdgeMatrix.squeezed(x, 1.0) is not None
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(WORDS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+
+
+LAYERS = {
+    "gcn": lambda: GCN(WORDS, WIDTH),
+    "sage": lambda: SAGE(WORDS, WIDTH),
+    "gin": lambda: GIN(mlp()),
+    "gat": lambda: GAT(WORDS, 4, 4),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_give_what_dense_features_give(name, graph):
+    torch.manual_seed(0)
+    layer = LAYERS[name]()
+    layer.measures = False  # the rule: 2 % are few
+    for step in range(3):
+        x = bags(step)
+        results = []
+        for features in (x, x.clone().requires_grad_()):  # the second one is never squeezed
+            layer.zero_grad()
+            y = layer(features, graph)
+            y.square().sum().backward()
+            results.append([y.detach(), *(p.grad.clone() for p in layer.parameters())])
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_gcn_equals_float64_and_says_what_it_does(graph):
+    torch.manual_seed(0)
+    layer, x = GCN(WORDS, WIDTH, loops=False, normalise=False), bags()
+    layer.measures = False
+    y = layer(x, graph)
+    y.square().sum().backward()
+    weight = layer.lin.weight.detach().double().requires_grad_()
+    a = dense_matrix(random_edges(NODES, 900), NODES)
+    expected = a @ F.linear(x.double(), weight)
+    expected.square().sum().backward()
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.lin.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-4)
+    assert layer.choice.order == "sparse x"
+    assert "in every step" in layer.choice.why
+
+
+class TestSqueezing:
+    weight = torch.ones(WIDTH, WORDS)
+
+    def test_dense_features_are_looked_at_once(self, monkeypatch):
+        looks = []
+        real = EdgeMatrix.squeezed
+        monkeypatch.setattr(EdgeMatrix, "squeezed", lambda *a: looks.append(a) or real(*a))
+        squeezing = Squeezing()
+        for _ in range(3):
+            assert squeezing.matrix(bags(share=0.5), self.weight, measures=False) is None
+        assert len(looks) == 1
+
+    def test_features_that_learn_are_not_squeezed(self):
+        x = bags().requires_grad_()
+        assert Squeezing().matrix(x, self.weight, measures=False) is None
+
+    def test_other_dtypes_are_not_squeezed(self):
+        x = bags().double()
+        assert Squeezing().matrix(x, self.weight.double(), measures=False) is None
+
+    def test_what_was_decided_holds_for_the_next_step(self):
+        squeezing = Squeezing()
+        assert squeezing.matrix(bags(0), self.weight, measures=False) is not None
+        assert squeezing.matrix(bags(1), self.weight, measures=False) is not None
+        # Words that became dense: nothing is squeezed from then on.
+        assert squeezing.matrix(bags(2, share=0.9), self.weight, measures=False) is None
+        assert squeezing.matrix(bags(3), self.weight, measures=False) is None
+
+    def test_a_measured_choice_is_one_of_both(self):
+        squeezing = Squeezing()
+        with torch.no_grad():
+            found = squeezing.matrix(bags(), self.weight, measures=True)
+        assert found is None or found.edges.num_edges == int((bags() != 0).sum())
