@@ -79,6 +79,13 @@ static inline void activate(float* v, int64_t n, Activation activation) {
     case Activation::silu:
       for (int64_t i = 0; i < n; ++i) v[i] = v[i] / (1.0f + exp_poly(-v[i]));
       return;
+    case Activation::quick_gelu:
+      for (int64_t i = 0; i < n; ++i) v[i] = v[i] / (1.0f + exp_poly(-1.702f * v[i]));
+      return;
+    case Activation::gelu_tanh:  // 1 + tanh(u) = 2 / (1 + exp(-2 u))
+      for (int64_t i = 0; i < n; ++i)
+        v[i] = v[i] / (1.0f + exp_poly(-1.5957691216f * (v[i] + 0.044715f * v[i] * v[i] * v[i])));
+      return;
   }
 }
 

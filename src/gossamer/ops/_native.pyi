@@ -323,6 +323,13 @@ class EncoderModel:
         head_width: int,
         scale: float,
         activation: int,
+        norm_first: bool,
+        is_gated: bool,
+        frequencies: NDArray[np.float32],
+        rotation_factor: float,
+        bias: NDArray[np.float32],
+        reach: int,
+        window: int,
     ) -> None: ...
     def run(self, x: int, x_stride: int, y: int, y_stride: int, lengths: list[int]) -> None: ...
     @property

@@ -42,7 +42,7 @@ HEADS = [
         for name in classes.names
     ),
 ]
-POST_NORM = ("Bert", "Roberta", "DistilBert")
+POST_NORM = ("Bert", "Roberta", "DistilBert", "XLMRoberta", "Camembert")
 
 
 @pytest.fixture(autouse=True)

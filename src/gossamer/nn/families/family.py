@@ -6,7 +6,7 @@ family needs transformers to be installed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -85,14 +85,40 @@ class Chain:
 
 @dataclass(frozen=True)
 class EncoderFacts:
-    """A stack of post-norm blocks, which one native call can run.
+    """A stack of blocks that attend to all tokens, which one native call can run.
+
+    Whether norms come first and feed-forward parts have gates is asked of `BlockParts`. Names are
+    relative to the module that runs the blocks, or to a block where that is said.
 
     Attributes:
         plain_model: module and class of a model whose plain call is embeddings, encoder and pooler
             and nothing else; empty if there is none.
+        layers: the list of the blocks.
+        groups: where the entries of `layers` are no blocks, their list of them. Entries are shared:
+            they take turns until the configuration's number of layers has run.
+        is_model: the module that runs the blocks also embeds; the list alone is replaced then.
+        front: a module that it calls before the first block.
+        config: name of the configuration's class; other stacks of such blocks hide later tokens.
+        scales: modules of a block that multiply what attention and feed-forward part give, and the
+            name of their Parameter behind them.
+        rotary: module with the frequencies by which queries and keys are turned.
+        window: attribute of a block, one more than the farthest distance at which it sees, or None.
+        bias: method that gives what is added to scores [1, H, T, T] of hidden states [1, T, D]; it
+            depends on distances only.
+        bias_table: the module that it reads.
     """
 
     plain_model: str = ""
+    layers: str = "layer"
+    groups: str = ""
+    is_model: bool = False
+    front: str = ""
+    config: str = ""
+    scales: tuple[str, ...] = ()
+    rotary: str = ""
+    window: str = ""
+    bias: str = ""
+    bias_table: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,6 +222,12 @@ class ClassNames:
         return tuple(self.prefix + head for head in self.heads)
 
 
+# Of a block with gate and up, and with projections of their own.
+GGUF_LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+# Where all projections are one matrix, and nothing is gated or gate and up are one, too.
+GGUF_FUSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+
+
 @dataclass(frozen=True)
 class GgufNames:
     """How a gguf file of the family names things.
@@ -207,14 +239,33 @@ class GgufNames:
         linears: of a block, in the order of `BlockParts.linears`.
         front: in the order of the chain's `front`.
         back: in the order of the chain's `back`.
+        more: further tensors of a block -> its modules.
+        rows: "pairs" if rows of queries and keys are stored as pairs that rotate, "stacked" if one
+            projection has all queries before all keys, and torch has each head in turn.
+        settings: fields of the configuration -> settings of the file, where it has them.
+        renamed: what the configuration calls a field otherwise than Llama's; "eps" for norms.
+        fixed: fields that no file holds.
+        partial: heads may rotate in some of their columns.
+        long_rope: files may hold factors of frequencies for short and long texts.
+        local_theta: base of the frequencies of local layers, which no file holds.
+        wide_scale_at: blocks of the one size whose scores are scaled by width / heads.
     """
 
     architecture: str
     model: str
-    norms: tuple[str, ...]
-    linears: tuple[str, ...]
-    front: tuple[str, ...]
-    back: tuple[str, ...]
+    norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    linears: tuple[str, ...] = GGUF_LINEARS
+    front: tuple[str, ...] = ("token_embd",)
+    back: tuple[str, ...] = ("output_norm", "output")
+    more: Mapping[str, str] = field(default_factory=dict)
+    rows: Literal["", "pairs", "stacked"] = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=lambda: {"eps": "rms_norm_eps"})
+    fixed: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    partial: bool = False
+    long_rope: bool = False
+    local_theta: float | None = None
+    wide_scale_at: int = 0
 
 
 Role = Literal["table", "embedding", "norm", "last norm", "inner", "head", "logits", "classifier"]
@@ -274,7 +325,7 @@ class Family:
 
     name: str
     block: BlockParts | str = "it has no transformer blocks"
-    encoder: EncoderFacts | str = "the native encoder runs layers that attend to all and norm last"
+    encoder: EncoderFacts | str = "the native encoder runs layers that attend to all tokens"
     decoder: DecoderFacts | str = "the native decoder runs layers that hide later tokens"
     tokens: TokenFacts | str = "tokens are dropped where attention and its output are called apart"
     positions: PositionFacts | str = PositionFacts()
@@ -286,7 +337,8 @@ class Family:
 
 def transformers_path(model_type: str, name: str) -> str:
     """Module and class of a model of transformers."""
-    return f"transformers.models.{model_type}.modeling_{model_type}.{name}"
+    folder = model_type.replace("-", "_")
+    return f"transformers.models.{folder}.modeling_{folder}.{name}"
 
 
 def transformers_chain(base: str, layers: str, front: str, back: str, head: str) -> Chain:

@@ -7,8 +7,6 @@ from typing import Any, Final, Literal
 from torch import nn
 
 from gossamer.nn.families import (
-    bert,
-    distilbert,
     gemma2,
     gemma3,
     gpt2,
@@ -22,18 +20,16 @@ from gossamer.nn.families import (
     plain,
     qwen2,
     qwen3,
-    roberta,
     smollm3,
     zoo_encoder,
     zoo_gpt,
 )
+from gossamer.nn.families.encoders import ENCODERS
 from gossamer.nn.families.family import BlockParts, Family
 
 FAMILIES: Final[tuple[Family, ...]] = (
     plain.SEQUENTIAL,
-    bert.FAMILY,
-    roberta.FAMILY,
-    distilbert.FAMILY,
+    *ENCODERS,
     gpt2.FAMILY,
     opt.FAMILY,
     llama.FAMILY,
@@ -71,7 +67,18 @@ def block_of(module: nn.Module, question: Question = "block") -> BlockParts | No
     """The parts of a block of a family that answers `question`; None for every other module."""
     kind = type(module)
     name = _BY_BLOCK.get(f"{kind.__module__}.{kind.__qualname__}", "")
-    return answers("block")[name] if name in answers(question) else None
+    parts: BlockParts | None = answers("block")[name] if name in answers(question) else None
+    if parts is not None and not _has(module, parts.down):
+        return None  # a variant whose feed-forward part is another one
+    return parts
+
+
+def _has(module: nn.Module, path: str) -> bool:
+    for name in path.split("."):
+        if (found := module._modules.get(name)) is None:
+            return False
+        module = found
+    return True
 
 
 def family_of(model: nn.Module, question: Question) -> str | None:

@@ -55,7 +55,7 @@ def compile(
 
     Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
     form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
-    The layers of a known encoder (BERT, RoBERTa, DistilBERT) are also packed for one native call
+    Layers of a known encoder (BERT, ModernBERT, ViT, ...) are also packed for one native call
     without padding, which replaces them where it measures faster. Convolutions are timed on the
     image sizes of `example`. A BatchNorm2d that follows one, sparse or dense, is folded into it
     with its running statistics. ReLUs and residual sums behind sparse ones are computed by their
