@@ -19,6 +19,7 @@ reading bounds the time.
 
 import argparse
 import copy
+import json
 import statistics
 import time
 
@@ -109,10 +110,14 @@ def main():
     options.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"], choices=DTYPES)
     options.add_argument("--rounds", type=int, default=15)
     options.add_argument("--only", choices=("forward", "training"))
+    options.add_argument("--json", action="store_true", help="one object per line, no table")
     arguments = options.parse_args()
     torch.set_num_threads(1)
-    print("| experts | dtype | tokens | pass | read | dense ms | transformers | ours | others |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    if not arguments.json:
+        print(
+            "| experts | dtype | tokens | pass | read | dense ms | transformers | ours | others |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|")
     for experts, top_k, inner in SHAPES:
         for name in arguments.dtypes:
             dense, peer, ours = blocks(experts, top_k, inner, DTYPES[name])
@@ -151,6 +156,11 @@ def measure(arguments, labels, made, x):
             }
         times = timed(calls, arguments.rounds, repeats)
         base = times["dense"][0]
+        if arguments.json:
+            facts = {"experts": experts, "top_k": top_k, "dtype": name, "tokens": tokens}
+            ms = {key: value for key, (value, _) in times.items()}
+            print(json.dumps({**facts, "pass": kind, "read": read, "ms": ms}), flush=True)
+            continue
         others = ", ".join(
             f"{key} {ms / base:.2f}"
             for key, (ms, _) in times.items()

@@ -74,6 +74,7 @@ def main():
     options.add_argument("--experts", type=int, default=8)
     options.add_argument("--arms", nargs="+", default=["dense", "switch", "wide"])
     options.add_argument("--log", type=Path, default=Path("switch.jsonl"))
+    options.add_argument("--json", action="store_true", help="the rows as data, no table")
     arguments = options.parse_args()
     torch.set_num_threads(1)
     packed = Path(settings.data_dir()) / "enwik8-sample" / "enwik8_first2MB.xz"
@@ -91,6 +92,9 @@ def main():
                 with arguments.log.open("a", encoding="utf-8") as log:
                     log.write(json.dumps(rows[-1]) + "\n")
     rows = [row for row in rows if row["steps"] == arguments.steps]
+    if arguments.json:
+        print(json.dumps(rows))
+        return
     print("| arm | weights | bits per byte, by seed | mean | CPU s | over dense | load |")
     print("|---|---|---|---|---|---|---|")
     dense = [row["cpu_s"] for row in rows if row["arm"] == "dense"]
