@@ -2,7 +2,7 @@
 """Peak memory of training steps: gossamer beside PyG and DGL, each in a process of its own.
 
     python benchmarks/graph_memory.py [--graphs cora,photo,arxiv] [--models gcn,gat] [--hidden 128]
-                                      [--steps 5]
+                                      [--steps 5] [--json]
 
 What a process takes at most during its steps (VmHWM of Linux, reset before them), above what it had
 when packages, graph, features and weights were there. "gossamer" keeps nothing between steps but
@@ -11,6 +11,7 @@ memory of results. Peers as in benchmarks/graphs.py.
 
 import argparse
 import gc
+import json
 import subprocess
 import sys
 import tempfile
@@ -98,15 +99,21 @@ def main():
     parser.add_argument("--models", default="gcn,gat")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    print("| graph | model | " + " | ".join(f"{e}, MB" for e in ENGINES) + " |")
-    print("|---" * (2 + len(ENGINES)) + "|")
+    if not args.json:
+        print("| graph | model | " + " | ".join(f"{e}, MB" for e in ENGINES) + " |")
+        print("|---" * (2 + len(ENGINES)) + "|")
     with tempfile.TemporaryDirectory() as folder:
         for name in args.graphs.split(","):
             case, path = CASES[name](), str(Path(folder) / f"{name}.npz")
             np.savez(path, edges=case.edges, x=case.x, y=case.y)
             for model in args.models.split(","):
                 found = [measured(e, path, model, args.hidden, args.steps) for e in ENGINES]
+                if args.json:
+                    row = {"graph": case.name, "model": model}
+                    print(json.dumps({**row, **dict(zip(ENGINES, found, strict=True))}))
+                    continue
                 cells = ["-" if b is None else f"{b / 1e6:.0f}" for b in found]
                 print(f"| {case.name} | {model} | " + " | ".join(cells) + " |", flush=True)
 
