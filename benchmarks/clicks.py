@@ -71,6 +71,7 @@ MOVIELENS = {
 ROUNDED = {f"fp32, then int{bits}": bits for bits in (8, 4, 2)}
 GENERATED = {"format": "criteo", "ids": "vocabulary", "floor": 2}
 BATCH = 256
+_BLOCK = 8192  # rows of the test part that are scored at once
 
 
 def arguments():
@@ -147,7 +148,9 @@ def rounded(model, path, columns, folder):
         net = gossamer.load(model)
         quantize_tables(net, bits)
         with torch.no_grad():
-            logits = [net.eval()(*block.inputs()).float() for block in test.blocks(8192)]
+            ends = range(0, len(test), _BLOCK)
+            blocks = [test.block(at, min(at + _BLOCK, len(test))) for at in ends]
+            logits = [net.eval()(*block.inputs()).float() for block in blocks]
         found[arm] = click_metrics(torch.cat(logits), torch.from_numpy(np.array(test.labels)))
     return found
 

@@ -7,7 +7,7 @@
 --model is a pruned SmolLM2 (gossamer prune demo:smollm2 --recipe sparsegpt-50 ...); without it the
 packaged model is pruned by magnitude, which is as fast and not as good (for quality see
 shrink_smollm.py). llama.cpp runs where `peers/setup.sh llamacpp DIR` was run. --large is a Llama of
-1.1 billion random weights, made and packed layer by layer, alone. See support/decoders.py for what
+1.1 billion random weights, alone. See support/decoders.py for what
 is timed; --wait stands before the race until Enter is pressed.
 """
 

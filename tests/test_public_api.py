@@ -16,6 +16,7 @@ from gossamer.patterns import Unstructured
 GOLDEN = [
     *(
         "attach",
+        "attention",
         "compact",
         "compile",
         "errors",

@@ -86,7 +86,7 @@ void run(const Conv& conv, uintptr_t x, int64_t images, uintptr_t y, uintptr_t b
   if (images < 0) throw std::invalid_argument("images must not be negative");
   if (images == 0) return;
   if (!x || !y) throw std::invalid_argument("x and y must not be null");
-  if (activation < 0 || activation > 3) throw std::invalid_argument("unknown activation code");
+  if (activation < 0 || activation >= kNumActivations) throw std::invalid_argument("unknown activation code");
   nb::gil_scoped_release release;
   conv.run(reinterpret_cast<const float*>(x), images, reinterpret_cast<float*>(y),
            reinterpret_cast<const float*>(added), reinterpret_cast<const float*>(bias), static_cast<Activation>(activation), omp_get_max_threads());

@@ -51,39 +51,92 @@ struct BoundDecoder {
     return {values.data(), values.data() + values.size()};
   }
 
-  void add_layer(const Values& attention_norm, const nb::tuple& qkv, const nb::tuple& out, const Values& ffn_norm,
-                 const nb::tuple& gate_up, const nb::tuple& down) {
+  // `norm` is (weight, bias or None, eps), or None where there is no such norm.
+  DecoderNorm norm(const nb::object& norm, int64_t size, const char* name) const {
+    DecoderNorm made;
+    if (norm.is_none()) return made;
+    const auto parts = nb::cast<nb::tuple>(norm);
+    expect(nb::len(parts) == 3, std::string(name) + " must be (weight, bias, eps)");
+    made.weight = vector(nb::cast<Values>(parts[0]), size, name);
+    expect(parts[1].is_none() != decoder.rules.layer_norm, std::string(name) + " has a bias if it is a layer norm");
+    if (decoder.rules.layer_norm) made.bias = vector(nb::cast<Values>(parts[1]), size, name);
+    made.eps = nb::cast<float>(parts[2]);
+    return made;
+  }
+
+  // Of every head, or of all heads as one: the size of its weight says which.
+  DecoderNorm head_norm(const nb::object& of, int64_t heads, const char* name) const {
+    if (of.is_none()) return {};
+    expect(!decoder.rules.interleaved, std::string(name) + " and interleaved heads do not go together");
+    const auto weight = nb::cast<Values>(nb::cast<nb::tuple>(of)[0]);
+    const int64_t dim = decoder.shape.head_dim;
+    return norm(of, static_cast<int64_t>(weight.shape(0)) == dim ? dim : heads * dim, name);
+  }
+
+  // weights: qkv, out, gate_up, down. norms: what attention reads and gives, what the feed-forward part
+  // reads and gives, queries, keys.
+  void add_layer(const nb::tuple& weights, const nb::tuple& norms, int64_t rotation, int64_t window, float scale) {
     expect(!has_sessions, "layers cannot be added once there are sessions");
+    expect(nb::len(weights) == 4 && nb::len(norms) == 6, "a layer has four weights and six norms or None");
+    expect(rotation >= -1 && rotation < static_cast<int64_t>(decoder.rotations.size()), "there is no such rotation");
+    expect(window >= 0, "a window must not be negative");
     const DecoderShape& s = decoder.shape;
+    const auto linear_of = [&](int at, int64_t rows, int64_t columns, const char* name) {
+      return linear(nb::cast<nb::tuple>(weights[at]), rows, columns, name);
+    };
+    const auto norm_of = [&](int at, const char* name) { return norm(norms[at], s.width, name); };
     DecoderLayer layer;
-    layer.attention_norm = vector(attention_norm, s.width, "attention_norm");
-    layer.ffn_norm = vector(ffn_norm, s.width, "ffn_norm");
-    layer.qkv = linear(qkv, s.qkv_rows(), s.width, "qkv");
-    layer.out = linear(out, s.width, s.heads * s.head_dim, "out");
-    layer.gate_up = linear(gate_up, 2 * s.ffn, s.width, "gate_up");
-    layer.down = linear(down, s.width, s.ffn, "down");
+    layer.attention_in = norm_of(0, "attention_in");
+    layer.attention_out = norm_of(1, "attention_out");
+    layer.ffn_in = norm_of(2, "ffn_in");
+    layer.ffn_out = norm_of(3, "ffn_out");
+    layer.query = head_norm(norms[4], s.heads, "query norm");
+    layer.key = head_norm(norms[5], s.kv_heads, "key norm");
+    layer.qkv = linear_of(0, s.qkv_rows(), s.width, "qkv");
+    layer.out = linear_of(1, s.width, s.heads * s.head_dim, "out");
+    layer.gate_up = linear_of(2, (decoder.rules.gated ? 2 : 1) * s.ffn, s.width, "gate_up");
+    layer.down = linear_of(3, s.width, s.ffn, "down");
+    layer.rotation = rotation;
+    layer.window = window;
+    layer.scale = scale;
     decoder.layers.push_back(std::move(layer));
   }
 };
 
 std::unique_ptr<BoundDecoder> make(const std::string& kernels, int64_t width, int64_t heads, int64_t kv_heads,
-                                   int64_t head_dim, int64_t ffn, int64_t vocab, int64_t context, float eps,
-                                   const nb::object& embedding, const nb::tuple& head, const Values& final_norm,
-                                   const Values& cosines, const Values& sines) {
+                                   int64_t head_dim, int64_t ffn, int64_t vocab, int64_t context, int activation,
+                                   bool layer_norm, bool gated, bool parallel, bool interleaved, float embedding_scale,
+                                   float residual_scale, float logits_scale, float score_cap, float logits_cap,
+                                   const nb::object& embedding, const nb::tuple& head, const nb::object& final_norm,
+                                   const nb::object& positions, const nb::tuple& rotations) {
   for (const int64_t size : {width, heads, kv_heads, head_dim, ffn, vocab, context})
     expect(size >= 1 && size <= kMaxSize, "sizes must be in [1, 2^24]");
-  expect(head_dim % 2 == 0 && head_dim <= kMaxHeadDim, "head_dim must be even and at most 1024");
+  expect(head_dim <= kMaxHeadDim, "head_dim must be at most 1024");
   expect(heads % kv_heads == 0, "heads must be a multiple of kv_heads");
+  expect(!interleaved || heads == kv_heads, "interleaved heads need as many keys as queries");
+  expect(activation >= 0 && activation <= static_cast<int>(DecoderActivation::relu), "there is no such activation");
+  expect(score_cap >= 0.0f && logits_cap >= 0.0f, "caps must not be negative");
   auto made = std::make_unique<BoundDecoder>();
   Decoder& decoder = made->decoder;
-  decoder.shape = {width, heads, kv_heads, head_dim, ffn, vocab, context, eps};
+  decoder.shape = {width, heads, kv_heads, head_dim, ffn, vocab, context};
+  decoder.rules = {static_cast<DecoderActivation>(activation), layer_norm, gated, parallel, interleaved,
+                   embedding_scale, residual_scale, logits_scale, score_cap, logits_cap};
   decoder.math = &decoder_math(find_isa(kernels));
   decoder.embedding = made->weight(embedding, vocab, width, "embedding");
   expect(decoder.embedding->can_read_rows(), "embedding must be a layout whose rows can be read");
   decoder.head = made->linear(head, vocab, width, "head");
-  decoder.final_norm = BoundDecoder::vector(final_norm, width, "final_norm");
-  decoder.cosines = BoundDecoder::vector(cosines, context * head_dim / 2, "cosines");
-  decoder.sines = BoundDecoder::vector(sines, context * head_dim / 2, "sines");
+  expect(!final_norm.is_none(), "the final norm is missing");
+  decoder.final_norm = made->norm(final_norm, width, "final_norm");
+  if (!positions.is_none())
+    decoder.positions = BoundDecoder::vector(nb::cast<Values>(positions), context * width, "positions");
+  for (size_t i = 0; i < nb::len(rotations); ++i) {
+    const auto angles = nb::cast<nb::tuple>(rotations[i]);
+    expect(nb::len(angles) == 3, "a rotation must be (pairs, cosines, sines)");
+    const auto pairs = nb::cast<int64_t>(angles[0]);
+    expect(pairs >= 1 && 2 * pairs <= head_dim, "rotated pairs must fit a head");
+    decoder.rotations.push_back({pairs, BoundDecoder::vector(nb::cast<Values>(angles[1]), context * pairs, "cosines"),
+                                 BoundDecoder::vector(nb::cast<Values>(angles[2]), context * pairs, "sines")});
+  }
   return made;
 }
 
@@ -123,12 +176,14 @@ struct BoundSession {
 
 void bind_decoder(nb::module_& m) {
   nb::class_<BoundDecoder>(m, "Decoder")
-      .def("add_layer", &BoundDecoder::add_layer, nb::arg("attention_norm").noconvert(), nb::arg("qkv"), nb::arg("out"),
-           nb::arg("ffn_norm").noconvert(), nb::arg("gate_up"), nb::arg("down"));
+      .def("add_layer", &BoundDecoder::add_layer, nb::arg("weights"), nb::arg("norms"), nb::arg("rotation"),
+           nb::arg("window"), nb::arg("scale"));
   m.def("make_decoder", make, nb::kw_only(), nb::arg("kernels"), nb::arg("width"), nb::arg("heads"), nb::arg("kv_heads"),
-        nb::arg("head_dim"), nb::arg("ffn"), nb::arg("vocab"), nb::arg("context"), nb::arg("eps"),
-        nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm").noconvert(), nb::arg("cosines").noconvert(),
-        nb::arg("sines").noconvert());
+        nb::arg("head_dim"), nb::arg("ffn"), nb::arg("vocab"), nb::arg("context"), nb::arg("activation"),
+        nb::arg("layer_norm"), nb::arg("gated"), nb::arg("parallel"), nb::arg("interleaved"), nb::arg("embedding_scale"),
+        nb::arg("residual_scale"), nb::arg("logits_scale"), nb::arg("score_cap"), nb::arg("logits_cap"),
+        nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm").none(), nb::arg("positions").none(),
+        nb::arg("rotations"));
   nb::class_<BoundSession>(m, "DecoderSession")
       .def(nb::init<BoundDecoder&>(), nb::keep_alive<1, 2>(), nb::arg("decoder"))
       .def("step", &BoundSession::step, nb::arg("ids").noconvert(), nb::arg("all"), nb::arg("logits").noconvert())

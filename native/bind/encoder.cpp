@@ -25,8 +25,10 @@ std::unique_ptr<PanelLinear> pack(const Values& values, const Bits& bits, int64_
                            find_isa(kernels), is_int8 ? &options : nullptr);
 }
 
+std::vector<float> floats_of(const Values& values) { return {values.data(), values.data() + values.size()}; }
+
 NormWeights norm_of(const Values& gain, const Values& shift, float epsilon) {
-  return {{gain.data(), gain.data() + gain.size()}, {shift.data(), shift.data() + shift.size()}, epsilon};
+  return {floats_of(gain), floats_of(shift), epsilon};
 }
 
 using Linear = std::shared_ptr<PanelLinear>;
@@ -44,11 +46,14 @@ Linear share(nb::object object) {
 
 void add_layer(EncoderModel& model, const nb::object& qkv, const nb::object& out, const nb::object& up,
                const nb::object& down, const Values& attention_gain, const Values& attention_shift,
-               const Values& output_gain, const Values& output_shift, float epsilon, int64_t heads, int64_t head_width, float scale, int activation) {
-  if (activation < 0 || activation > 3) throw std::invalid_argument("unknown activation code");
+               const Values& output_gain, const Values& output_shift, float epsilon, int64_t heads, int64_t head_width,
+               float scale, int activation, bool norm_first, bool is_gated, const Values& frequencies,
+               float rotation_factor, const Values& bias, int64_t reach, int64_t window) {
+  if (activation < 0 || activation >= kNumActivations) throw std::invalid_argument("unknown activation code");
   model.add({share(qkv), share(out), share(up), share(down),
              norm_of(attention_gain, attention_shift, epsilon), norm_of(output_gain, output_shift, epsilon), heads,
-             head_width, scale, static_cast<Activation>(activation)});
+             head_width, scale, static_cast<Activation>(activation), norm_first, is_gated,
+             {floats_of(frequencies), rotation_factor}, {floats_of(bias), reach, window}});
 }
 
 void run(const EncoderModel& model, uintptr_t x, int64_t x_stride, uintptr_t y, int64_t y_stride,
@@ -85,7 +90,9 @@ void bind_encoder(nb::module_& m) {
       .def("add_layer", add_layer, nb::arg("qkv"), nb::arg("out"), nb::arg("up"), nb::arg("down"),
            nb::arg("attention_gain").noconvert(), nb::arg("attention_shift").noconvert(),
            nb::arg("output_gain").noconvert(), nb::arg("output_shift").noconvert(), nb::arg("epsilon"),
-           nb::arg("heads"), nb::arg("head_width"), nb::arg("scale"), nb::arg("activation"))
+           nb::arg("heads"), nb::arg("head_width"), nb::arg("scale"), nb::arg("activation"), nb::arg("norm_first"),
+           nb::arg("is_gated"), nb::arg("frequencies").noconvert(), nb::arg("rotation_factor"),
+           nb::arg("bias").noconvert(), nb::arg("reach"), nb::arg("window"))
       .def("run", run, nb::arg("x"), nb::arg("x_stride"), nb::arg("y"), nb::arg("y_stride"), nb::arg("lengths"))
       .def_prop_ro("features", &EncoderModel::features)
       .def_prop_ro("num_layers", &EncoderModel::num_layers);

@@ -7,6 +7,7 @@ namespace gossamer::bind {
 
 void bind_absorb(nanobind::module_& m);
 void bind_adamw(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
 void bind_bf16_pairs(nanobind::module_& m);
 void bind_bitmask(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);

@@ -39,6 +39,7 @@ NB_MODULE(_native, m) {
   translate_bad_alloc();
   bind::bind_absorb(m);
   bind::bind_adamw(m);
+  bind::bind_attention(m);
   bind::bind_bf16_pairs(m);
   bind::bind_bitmask(m);
   bind::bind_encoder(m);

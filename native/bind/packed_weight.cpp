@@ -22,7 +22,7 @@ void run(const PackedWeight& weight, uintptr_t x, int64_t tokens, int64_t x_stri
   if (!y || (!x && weight.columns)) throw std::invalid_argument("x and y must not be null");
   if (x_stride < weight.columns || y_stride < weight.rows)
     throw std::invalid_argument("a row stride is shorter than its row");
-  if (activation < 0 || activation > 3) throw std::invalid_argument("unknown activation code");
+  if (activation < 0 || activation >= kNumActivations) throw std::invalid_argument("unknown activation code");
   const LinearCall call = {reinterpret_cast<const float*>(x), tokens,   x_stride,
                            reinterpret_cast<float*>(y),       y_stride, reinterpret_cast<const float*>(bias),
                            static_cast<Activation>(activation)};

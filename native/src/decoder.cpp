@@ -2,7 +2,6 @@
 #include "gossamer/decoder.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "gossamer/fork.hpp"
@@ -43,7 +42,7 @@ DecoderSession::DecoderSession(const Decoder& decoder) : decoder_(decoder) {
   added_.resize(hidden_.size());
   qkv_.resize(static_cast<size_t>(tokens * shape.qkv_rows()));
   attended_.resize(static_cast<size_t>(tokens * shape.heads * shape.head_dim));
-  gate_up_.resize(static_cast<size_t>(tokens * 2 * shape.ffn));
+  gate_up_.resize(static_cast<size_t>(tokens * (decoder.rules.gated ? 2 : 1) * shape.ffn));
   gated_.resize(static_cast<size_t>(tokens * shape.ffn));
 }
 
@@ -58,70 +57,125 @@ void DecoderSession::step(const int32_t* ids, int64_t count, bool all, float* lo
   length_ += count;
 }
 
-void DecoderSession::linear(const DecoderLinear& weight, const BigVector<float>& x, int64_t tokens, float* y,
-                            int num_threads) {
+void DecoderSession::linear(const DecoderLinear& weight, const float* x, int64_t tokens, float* y, int num_threads) {
   const PackedWeight& packed = weight.many && tokens >= kManyTokens ? *weight.many : *weight.few;
-  packed.run({x.data(), tokens, packed.columns, y, packed.rows, weight.bias.empty() ? nullptr : weight.bias.data(),
+  packed.run({x, tokens, packed.columns, y, packed.rows, weight.bias.empty() ? nullptr : weight.bias.data(),
               Activation::none},
              num_threads);
 }
 
-void DecoderSession::chunk(const int32_t* ids, int64_t count, int64_t position, int num_threads) {
-  const DecoderShape& shape = decoder_.shape;
+void DecoderSession::norm(const DecoderNorm& norm, const float* x, int64_t count, int64_t n, float* y) const {
   const DecoderMath& math = *decoder_.math;
-  const auto norm = [&](const std::vector<float>& weight) {
-    for (int64_t t = 0; t < count; ++t)
-      math.rms_norm(hidden_.data() + t * shape.width, weight.data(), shape.width, shape.eps,
-                    normed_.data() + t * shape.width);
-  };
-  for (int64_t t = 0; t < count; ++t) decoder_.embedding->read_row(ids[t], hidden_.data() + t * shape.width);
-  for (size_t i = 0; i < decoder_.layers.size(); ++i) {
-    const DecoderLayer& layer = decoder_.layers[i];
-    norm(layer.attention_norm);
-    linear(layer.qkv, normed_, count, qkv_.data(), num_threads);
-    attend(static_cast<int64_t>(i), count, position, num_threads);
-    linear(layer.out, attended_, count, added_.data(), num_threads);
-    math.add(added_.data(), count * shape.width, hidden_.data());
-    norm(layer.ffn_norm);
-    linear(layer.gate_up, normed_, count, gate_up_.data(), num_threads);
-    for (int64_t t = 0; t < count; ++t) {
-      const float* gate = gate_up_.data() + t * 2 * shape.ffn;
-      math.gate(gate, gate + shape.ffn, shape.ffn, gated_.data() + t * shape.ffn);
-    }
-    linear(layer.down, gated_, count, added_.data(), num_threads);
-    math.add(added_.data(), count * shape.width, hidden_.data());
+  for (int64_t t = 0; t < count; ++t, x += n, y += n) {
+    if (decoder_.rules.layer_norm)
+      math.layer_norm(x, norm.weight.data(), norm.bias.data(), n, norm.eps, y);
+    else
+      math.rms_norm(x, norm.weight.data(), n, norm.eps, y);
   }
 }
 
-void DecoderSession::attend(int64_t layer, int64_t count, int64_t position, int num_threads) {
-  const DecoderShape& shape = decoder_.shape;
+void DecoderSession::embed(const int32_t* ids, int64_t count, int64_t position) {
+  const int64_t width = decoder_.shape.width;
   const DecoderMath& math = *decoder_.math;
-  const int64_t dim = shape.head_dim, half = dim / 2, group = shape.heads / shape.kv_heads;
+  for (int64_t t = 0; t < count; ++t) decoder_.embedding->read_row(ids[t], hidden_.data() + t * width);
+  if (decoder_.rules.embedding_scale != 1.0f)
+    math.scale_and_cap(hidden_.data(), count * width, decoder_.rules.embedding_scale, 0.0f);
+  if (!decoder_.positions.empty())
+    math.add(decoder_.positions.data() + position * width, count * width, 1.0f, hidden_.data());
+}
+
+void DecoderSession::chunk(const int32_t* ids, int64_t count, int64_t position, int num_threads) {
+  const DecoderShape& shape = decoder_.shape;
+  const DecoderRules& rules = decoder_.rules;
+  const DecoderMath& math = *decoder_.math;
+  // What a part of a layer reads: the stream, with its norm if there is one.
+  const auto read = [&](const DecoderNorm& in) -> const float* {
+    if (!in) return hidden_.data();
+    norm(in, hidden_.data(), count, shape.width, normed_.data());
+    return normed_.data();
+  };
+  // What it gives is added to the stream.
+  const auto give = [&](const DecoderNorm& out) {
+    if (out) norm(out, added_.data(), count, shape.width, added_.data());
+    math.add(added_.data(), count * shape.width, rules.residual_scale, hidden_.data());
+  };
+  embed(ids, count, position);
+  for (size_t i = 0; i < decoder_.layers.size(); ++i) {
+    const DecoderLayer& layer = decoder_.layers[i];
+    linear(layer.qkv, read(layer.attention_in), count, qkv_.data(), num_threads);
+    norm_heads(layer, count);
+    attend(static_cast<int64_t>(i), count, position, num_threads);
+    linear(layer.out, attended_.data(), count, added_.data(), num_threads);
+    const float* x = rules.parallel ? read(layer.ffn_in) : nullptr;
+    give(layer.attention_out);
+    if (!x) x = read(layer.ffn_in);
+    linear(layer.gate_up, x, count, gate_up_.data(), num_threads);
+    const int64_t rows = rules.gated ? 2 * shape.ffn : shape.ffn;
+    for (int64_t t = 0; t < count; ++t) {
+      const float* gate = gate_up_.data() + t * rows;
+      math.gate(rules.activation, gate, rules.gated ? gate + shape.ffn : nullptr, shape.ffn,
+                gated_.data() + t * shape.ffn);
+    }
+    linear(layer.down, gated_.data(), count, added_.data(), num_threads);
+    give(layer.ffn_out);
+  }
+}
+
+void DecoderSession::norm_heads(const DecoderLayer& layer, int64_t count) {
+  const DecoderShape& shape = decoder_.shape;
+  const auto all = [&](const DecoderNorm& of, float* first, int64_t heads) {
+    if (!of) return;
+    const auto n = static_cast<int64_t>(of.weight.size());
+    norm(of, first, heads * shape.head_dim / n, n, first);
+  };
+  for (int64_t t = 0; t < count; ++t) {
+    float* queries = qkv_.data() + t * shape.qkv_rows();
+    all(layer.query, queries, shape.heads);
+    all(layer.key, queries + shape.heads * shape.head_dim, shape.kv_heads);
+  }
+}
+
+void DecoderSession::attend(int64_t number, int64_t count, int64_t position, int num_threads) {
+  const DecoderShape& shape = decoder_.shape;
+  const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(number)];
+  const DecoderMath& math = *decoder_.math;
+  const bool interleaved = decoder_.rules.interleaved;
+  const int64_t dim = shape.head_dim, group = shape.heads / shape.kv_heads;
   const int64_t head_floats = padded_context_ * padded_dim_;
-  const auto angles = [&](const std::vector<float>& table, int64_t t) { return table.data() + (position + t) * half; };
+  // Where a token's heads lie in its row of qkv.
+  const int64_t step = interleaved ? 3 * dim : dim;
+  const int64_t keys_at = interleaved ? dim : shape.heads * dim;
+  const int64_t values_at = interleaved ? 2 * dim : (shape.heads + shape.kv_heads) * dim;
+  const auto row = [&](int64_t t) { return qkv_.data() + t * shape.qkv_rows(); };
+  const auto turn = [&](const float* head, int64_t t, float scale, float* y) {
+    if (layer.rotation < 0) return math.rotate(head, dim, 0, nullptr, nullptr, scale, y);
+    const DecoderRotation& by = decoder_.rotations[static_cast<size_t>(layer.rotation)];
+    const int64_t at = (position + t) * by.pairs;
+    math.rotate(head, dim, by.pairs, by.cosines.data() + at, by.sines.data() + at, scale, y);
+  };
   const auto remember = [&](int64_t head, int64_t t) {
-    const float* key = qkv_.data() + t * shape.qkv_rows() + (shape.heads + head) * dim;
-    const int64_t at = position + t, begin = (layer * shape.kv_heads + head) * head_floats;
+    const int64_t at = position + t, begin = (number * shape.kv_heads + head) * head_floats;
     float* keys = keys_.data() + begin + at / kKeyBlock * kKeyBlock * padded_dim_ + at % kKeyBlock;
     float turned[1024];
-    math.rotate(key, dim, angles(decoder_.cosines, t), angles(decoder_.sines, t), 1.0f, turned);
+    turn(row(t) + keys_at + head * step, t, 1.0f, turned);
     for (int64_t d = 0; d < dim; ++d) keys[d * kKeyBlock] = turned[d];
-    std::memcpy(values_.data() + begin + at * padded_dim_, key + shape.kv_heads * dim,
+    std::memcpy(values_.data() + begin + at * padded_dim_, row(t) + values_at + head * step,
                 static_cast<size_t>(dim) * sizeof(float));
   };
   const auto attend_one = [&](int64_t head, int64_t t) {
-    const int64_t positions = position + t + 1, begin = (layer * shape.kv_heads + head) * head_floats;
+    const int64_t last = position + t + 1, first = layer.window ? std::max<int64_t>(0, last - layer.window) : 0;
+    const int64_t whole = first / kKeyBlock * kKeyBlock, positions = last - whole;
+    const int64_t begin = (number * shape.kv_heads + head) * head_floats + whole * padded_dim_;
     const int64_t queries = group * padded_dim_;
     float* scratch = static_cast<float*>(
         thread_scratch(static_cast<size_t>(2 * queries + group * to_multiple(positions, kKeyBlock)) * sizeof(float)));
     if (!scratch) return false;
     std::fill_n(scratch, queries, 0.0f);
     for (int64_t g = 0; g < group; ++g)
-      math.rotate(qkv_.data() + t * shape.qkv_rows() + (head * group + g) * dim, dim, angles(decoder_.cosines, t),
-                  angles(decoder_.sines, t), 1.0f / std::sqrt(static_cast<float>(dim)), scratch + g * padded_dim_);
+      turn(row(t) + (head * group + g) * step, t, layer.scale, scratch + g * padded_dim_);
     float* out = scratch + queries;
-    math.attend({scratch, keys_.data() + begin, values_.data() + begin, group, padded_dim_, positions,
-                 scratch + 2 * queries, out});
+    math.attend({scratch, keys_.data() + begin, values_.data() + begin, group, padded_dim_, positions, first - whole,
+                 decoder_.rules.score_cap, scratch + 2 * queries, out});
     for (int64_t g = 0; g < group; ++g)
       std::memcpy(attended_.data() + (t * shape.heads + head * group + g) * dim, out + g * padded_dim_,
                   static_cast<size_t>(dim) * sizeof(float));
@@ -136,10 +190,11 @@ void DecoderSession::attend(int64_t layer, int64_t count, int64_t position, int 
 
 void DecoderSession::logits_of(int64_t first, int64_t count, float* logits, int num_threads) {
   const DecoderShape& shape = decoder_.shape;
-  for (int64_t t = 0; t < count; ++t)
-    decoder_.math->rms_norm(hidden_.data() + (first + t) * shape.width, decoder_.final_norm.data(), shape.width,
-                            shape.eps, normed_.data() + t * shape.width);
-  linear(decoder_.head, normed_, count, logits, num_threads);
+  const DecoderRules& rules = decoder_.rules;
+  norm(decoder_.final_norm, hidden_.data() + first * shape.width, count, shape.width, normed_.data());
+  linear(decoder_.head, normed_.data(), count, logits, num_threads);
+  if (rules.logits_scale != 1.0f || rules.logits_cap != 0.0f)
+    decoder_.math->scale_and_cap(logits, count * shape.vocab, rules.logits_scale, rules.logits_cap);
 }
 
 }  // namespace gossamer

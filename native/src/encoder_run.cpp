@@ -2,9 +2,11 @@
 // Layers of an encoder, tile of tokens by tile of tokens; attention meets all tiles of a sequence, so a layer is
 // two rounds of tasks: (sequence, head), then everything from its output to the next layer's q, k, v for a tile.
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
+#include "encoder_positions.hpp"
 #include "gossamer/encoder_model.hpp"
 #include "gossamer/fork.hpp"
 #include "gossamer/scratch.hpp"
@@ -12,6 +14,10 @@
 
 namespace gossamer {
 namespace {
+
+void add_panel(float* __restrict x, const float* __restrict delta, int64_t features) {
+  for (int64_t i = 0; i < features * kTileTokens; ++i) x[i] += delta[i];
+}
 
 size_t panel_floats(int64_t features) { return static_cast<size_t>(features) * kTileTokens; }
 
@@ -23,8 +29,24 @@ void check_size(const char* what, int64_t found, int64_t expected) {
 
 }  // namespace
 
+RotationTable::RotationTable(Rotation of) : rotation(std::move(of)) {
+  const auto num_rows = static_cast<int64_t>(rotation.frequencies.size()) * 2;
+  rows.resize(num_rows * kPositions);
+  for (int64_t row = 0; row < num_rows; ++row)
+    for (int64_t i = 0; i < kPositions; ++i) rows[row * kPositions + i] = computed(row, i);
+}
+
+float RotationTable::computed(int64_t row, int64_t position) const {
+  const auto half = static_cast<int64_t>(rotation.frequencies.size());
+  // The angle is rounded to fp32, as models round it: far positions would turn elsewhere otherwise.
+  const float angle = static_cast<float>(position) * rotation.frequencies[row % half];
+  return (row < half ? std::cos(angle) : std::sin(angle)) * rotation.factor;
+}
+
 struct EncoderModel::Buffers {
   Panels hidden, qkv, mixed;
+  std::vector<float*> turns, biases;  // of rotations_ and biases_
+  int64_t longest;
 };
 
 void EncoderModel::add(EncoderLayer layer) {
@@ -35,25 +57,49 @@ void EncoderModel::add(EncoderLayer layer) {
   check_size("columns of out", layer.out->columns, mixed);
   check_size("rows of out", layer.out->rows, features_);
   check_size("columns of up", layer.up->columns, features_);
-  check_size("columns of down", layer.down->columns, layer.up->rows);
+  if (layer.is_gated && layer.up->rows % 2) throw std::invalid_argument("a gated layer has an even number of rows of up");
+  check_size("columns of down", layer.down->columns, layer.is_gated ? layer.up->rows / 2 : layer.up->rows);
   check_size("rows of down", layer.down->rows, features_);
   for (const NormWeights* norm : {&layer.attention_norm, &layer.output_norm}) {
+    if (layer.norm_first && norm->gain.empty() && norm->shift.empty()) continue;
     check_size("gains of a norm", static_cast<int64_t>(norm->gain.size()), features_);
     check_size("shifts of a norm", static_cast<int64_t>(norm->shift.size()), features_);
   }
-  layers_.push_back(std::move(layer));
+  const auto turned = static_cast<int64_t>(layer.rotation.frequencies.size());
+  if (turned) check_size("frequencies of a rotation", turned * 2, layer.head_width);
+  const DistanceBias& bias = layer.bias;
+  if (bias.reach < 0 || bias.window < 0) throw std::invalid_argument("reach and window must not be negative");
+  if (bias.reach > static_cast<int64_t>(bias.by_distance.size()))
+    throw std::invalid_argument("reach must not be more than there are biases");
+  layer.bias.window = std::min(bias.window, INT64_MAX / 4);  // so that sums with it stay numbers
+  if (bias.reach && bias_rows(bias) != 1) check_size("heads of a bias", bias_rows(bias), layer.heads);
+  check_size("biases", static_cast<int64_t>(bias.by_distance.size()), bias.reach ? bias_rows(bias) * (2 * bias.reach - 1) : 0);
+  Entry entry = {std::move(layer), -1, -1};
+  if (turned) {
+    entry.rotation = 0;
+    for (const RotationTable& table : rotations_) {
+      if (table.rotation == entry.layer.rotation) break;
+      ++entry.rotation;
+    }
+    if (entry.rotation == static_cast<int64_t>(rotations_.size())) rotations_.emplace_back(entry.layer.rotation);
+  }
+  if (entry.layer.bias.reach || entry.layer.bias.window) {
+    entry.bias = std::find(biases_.begin(), biases_.end(), entry.layer.bias) - biases_.begin();
+    if (entry.bias == static_cast<int64_t>(biases_.size())) biases_.push_back(entry.layer.bias);
+  }
+  layers_.push_back(std::move(entry));
 }
 
 // What one thread needs beside the panels: results of products of a tile, and the scratch of a product.
 size_t EncoderModel::scratch_bytes() const {
   int64_t inner = 0;
   size_t most = 0;
-  for (const EncoderLayer& layer : layers_) {
+  for (const auto& [layer, rotation, bias] : layers_) {
     inner = std::max(inner, layer.up->rows);
     for (const auto* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
       most = std::max(most, (*linear)->scratch_bytes());
   }
-  return (panel_floats(inner) + panel_floats(features_)) * sizeof(float) + most;
+  return (panel_floats(inner) + 2 * panel_floats(features_)) * sizeof(float) + most;
 }
 
 // A tile, the tokens in it, and how many threads may share its products.
@@ -63,36 +109,68 @@ struct EncoderModel::TileTask {
   int num_threads;
 };
 
-void EncoderModel::project(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const {
-  layer.qkv->run(buffers.hidden.tile(task.tile), buffers.qkv.tile(task.tile), Activation::none, task.tokens,
-                 task.scratch, task.num_threads);
+// Queries, keys and values of a layer. `pending` is what the layer before left to be added, or null.
+void EncoderModel::project(const Entry& entry, const Buffers& buffers, const TileTask& task, const float* pending) const {
+  const EncoderLayer& layer = entry.layer;
+  float *x = buffers.hidden.tile(task.tile), *qkv = buffers.qkv.tile(task.tile);
+  float* normed = static_cast<float*>(task.scratch) + panel_floats(features_);
+  const float* in = x;
+  if (layer.norm_first && !layer.attention_norm.gain.empty()) {
+    kernels_.add_norm(x, pending, layer.attention_norm.view(), normed, task.tokens);
+    in = normed;
+  } else if (pending) {
+    add_panel(x, pending, features_);
+  }
+  layer.qkv->run(in, qkv, Activation::none, task.tokens, normed + panel_floats(features_), task.num_threads);
+  if (entry.rotation >= 0) {
+    const size_t tile_floats = turn_floats(layer.rotation);
+    kernels_.rotate(qkv, 2 * layer.heads, layer.head_width, buffers.turns[entry.rotation] + task.tile * tile_floats);
+  }
 }
 
-void EncoderModel::finish(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const {
+// The rest of a layer. Gives what is still to be added to the hidden state, or null.
+const float* EncoderModel::finish(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const {
   auto* delta = static_cast<float*>(task.scratch);
-  float* inner = delta + panel_floats(features_);
+  float* normed = delta + panel_floats(features_);
+  float* inner = normed + panel_floats(features_);
   float* rest = inner + panel_floats(layer.up->rows);
   const auto product = [&](const PanelLinear& linear, const float* in, float* out, Activation activation) {
     linear.run(in, out, activation, task.tokens, rest, task.num_threads);
   };
   float* x = buffers.hidden.tile(task.tile);
   product(*layer.out, buffers.mixed.tile(task.tile), delta, Activation::none);
-  kernels_.add_norm(x, delta, layer.attention_norm.view(), task.tokens);
-  product(*layer.up, x, inner, layer.activation);
+  float* in = layer.norm_first ? normed : x;
+  const NormWeights& norm = layer.norm_first ? layer.output_norm : layer.attention_norm;
+  if (norm.gain.empty()) {
+    add_panel(x, delta, features_);
+    in = x;
+  } else {
+    kernels_.add_norm(x, delta, norm.view(), in, task.tokens);
+  }
+  product(*layer.up, in, inner, layer.is_gated ? Activation::none : layer.activation);
+  if (layer.is_gated) kernels_.gate(inner, layer.up->rows, layer.activation, task.tokens);
   product(*layer.down, inner, delta, Activation::none);
-  kernels_.add_norm(x, delta, layer.output_norm.view(), task.tokens);
+  if (layer.norm_first) return delta;
+  kernels_.add_norm(x, delta, layer.output_norm.view(), x, task.tokens);
+  return nullptr;
 }
 
-void EncoderModel::attend(const EncoderLayer& layer, const Buffers& buffers, const std::vector<int64_t>& lengths,
+void EncoderModel::attend(const Entry& entry, const Buffers& buffers, const std::vector<int64_t>& lengths,
                           int num_threads) const {
+  const EncoderLayer& layer = entry.layer;
   std::vector<int64_t> first(lengths.size() + 1, 0);
   for (size_t i = 0; i < lengths.size(); ++i) first[i + 1] = first[i] + lengths[i];
   const int64_t width = layer.head_width, all = layer.heads * width;
   const bool in_int8 = layer.qkv->is_int8() && int8_kernels_.attend;
   run_tasks(static_cast<int64_t>(lengths.size()) * layer.heads, num_threads, [&](int64_t i) {
     const int64_t sequence = i / layer.heads, feature = i % layer.heads * width;
-    const AttentionCall call = {buffers.qkv,   feature, all + feature,   2 * all + feature,  buffers.mixed,
-                                feature,       width,   first[sequence], lengths[sequence], layer.scale};
+    AttentionCall call = {buffers.qkv,   feature, all + feature,   2 * all + feature,  buffers.mixed,
+                          feature,       width,   first[sequence], lengths[sequence], layer.scale};
+    if (entry.bias >= 0) {
+      const int64_t row = bias_rows(layer.bias) > 1 ? i % layer.heads : 0;
+      call.bias = buffers.biases[entry.bias] + row * bias_row_floats(buffers.longest) + buffers.longest - 1;
+      if (layer.bias.window) call.window = layer.bias.window;
+    }
     void* scratch = thread_scratch(in_int8 ? int8_attention_scratch_bytes(lengths[sequence], width)
                                            : attention_scratch_floats(lengths[sequence]) * sizeof(float));
     if (scratch && in_int8) int8_kernels_.attend(call, scratch);
@@ -138,17 +216,38 @@ void EncoderModel::run_group(const float* x, int64_t x_stride, float* y, int64_t
                              const std::vector<int64_t>& lengths, int num_threads) const {
   int64_t tokens = 0, mixed = 0;
   for (const int64_t length : lengths) tokens += length;
-  for (const EncoderLayer& layer : layers_) mixed = std::max(mixed, layer.heads * layer.head_width);
+  for (const Entry& entry : layers_) mixed = std::max(mixed, entry.layer.heads * entry.layer.head_width);
   const int64_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
 
   const size_t hidden_floats = panel_floats(features_) * tiles, qkv_floats = panel_floats(3 * mixed) * tiles;
   const size_t mixed_floats = panel_floats(mixed) * tiles;
-  auto* memory = static_cast<float*>(thread_scratch(
-      (hidden_floats + qkv_floats + mixed_floats + kTileTokens) * sizeof(float), Scratch::images));
+  const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  size_t floats = hidden_floats + qkv_floats + mixed_floats + kTileTokens;
+  std::vector<size_t> turns, biases;  // where they begin; those of tiles are aligned like panels
+  for (const RotationTable& table : rotations_) {
+    turns.push_back(floats);
+    floats += turn_floats(table.rotation) * tiles;
+  }
+  for (const DistanceBias& bias : biases_) {
+    biases.push_back(floats);
+    if (longest) floats += bias_rows(bias) * bias_row_floats(longest);
+  }
+  auto* memory = static_cast<float*>(thread_scratch(floats * sizeof(float), Scratch::images));
   if (!memory) throw std::bad_alloc();
-  const Buffers buffers = {{memory, features_},
-                           {memory + hidden_floats, 3 * mixed},
-                           {memory + hidden_floats + qkv_floats, mixed}};
+  Buffers buffers = {{memory, features_},
+                     {memory + hidden_floats, 3 * mixed},
+                     {memory + hidden_floats + qkv_floats, mixed},
+                     {},
+                     {},
+                     longest};
+  for (const size_t start : turns) buffers.turns.push_back(memory + start);
+  for (const size_t start : biases) buffers.biases.push_back(memory + start);
+  for (size_t i = 0; i < turns.size(); ++i) {
+    // Lanes without a token are turned by nothing.
+    std::fill_n(buffers.turns[i], turn_floats(rotations_[i].rotation) * tiles, 0.0f);
+    fill_turns(rotations_[i], lengths, buffers.turns[i]);
+  }
+  for (size_t i = 0; longest && i < biases.size(); ++i) fill_bias(biases_[i], longest, buffers.biases[i]);
   const auto tile_tokens = [&](int64_t tile) { return std::min<int64_t>(kTileTokens, tokens - tile * kTileTokens); };
   const size_t bytes = scratch_bytes();
   // Threads take tiles, or share the products of one where there are not enough.
@@ -163,13 +262,16 @@ void EncoderModel::run_group(const float* x, int64_t x_stride, float* y, int64_t
   each_tile([&](const TileTask& task) {
     float* panel = buffers.hidden.tile(task.tile);
     kernels_.to_panel(x + task.tile * kTileTokens * x_stride, x_stride, task.tokens, features_, panel);
-    if (!layers_.empty()) project(layers_.front(), buffers, task);
+    if (!layers_.empty()) project(layers_.front(), buffers, task, nullptr);
   });
   for (size_t i = 0; i < layers_.size(); ++i) {
     attend(layers_[i], buffers, lengths, num_threads);
     each_tile([&](const TileTask& task) {
-      finish(layers_[i], buffers, task);
-      if (i + 1 < layers_.size()) project(layers_[i + 1], buffers, task);
+      const float* pending = finish(layers_[i].layer, buffers, task);
+      if (i + 1 < layers_.size())
+        project(layers_[i + 1], buffers, task, pending);
+      else if (pending)
+        add_panel(buffers.hidden.tile(task.tile), pending, features_);
     });
   }
   each_tile([&](const TileTask& task) {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tables and batches cross as addresses. Whoever makes a view keeps the memory alive; sizes, offsets, maps and ids
 // are checked here before anything is read through them.
+#include <nanobind/stl/vector.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "../bind/common.hpp"
 #include "../bind/families.hpp"
@@ -30,7 +33,7 @@ void require(bool holds, const char* what) {
 }
 
 Table make_table(uintptr_t data, int64_t num_rows, int64_t width, int bits, int fake_bits, uintptr_t scales, bool by_row,
-                 bool half, uintptr_t map, int64_t num_ids) {
+                 bool half, uintptr_t map, int64_t num_ids, int64_t span) {
   require(num_rows >= 0 && num_rows <= kMostRows && width >= 1 && width <= kMost / (num_rows + 1),
           "table: rows must be in [0, 2^32), width at least 1");
   require(bits == 32 || bits == 8 || bits == 4 || bits == 2, "table: bits must be 32, 8, 4 or 2");
@@ -39,12 +42,14 @@ Table make_table(uintptr_t data, int64_t num_rows, int64_t width, int bits, int 
   require(num_rows == 0 || data, "table: data must not be null");
   require(num_rows == 0 || bits == 32 || scales, "table: codes need scales");
   require(!fake_bits || by_row || scales, "table: rounding needs a scale, or scales of rows");
+  require(span == 0 || (span > 0 && span % table::kLanes == 0 && by_row && bits != 32),
+          "table: spans are of codes by row, and of whole 16 columns");
   require(num_ids >= 0 && (map || num_ids == num_rows), "table: without a map, ids are rows");
   const int32_t* entries = reinterpret_cast<const int32_t*>(map);
   for (int64_t i = 0; map && i < num_ids; ++i)
     require(entries[i] >= 0 && entries[i] < num_rows, "table: the map names a row that is not there");
   return {reinterpret_cast<const void*>(data), num_rows, width, bits, fake_bits,
-          reinterpret_cast<const float*>(scales), by_row, half, entries, num_ids};
+          reinterpret_cast<const float*>(scales), by_row, half, entries, num_ids, span};
 }
 
 Bags make_bags(uintptr_t ids, int64_t num_positions, uintptr_t offsets, int64_t bag_size, int64_t num_bags,
@@ -92,6 +97,39 @@ nb::tuple run_pool(const Table& table, const Bags& bags, uintptr_t out, int64_t 
   return nb::make_tuple(seen.top, seen.clipped);
 }
 
+// Tables of one width that are looked up together.
+struct TableSet {
+  std::vector<Table> tables;
+  std::vector<int64_t> paddings;
+
+  TableSet(std::vector<Table> given, std::vector<int64_t> ids) : tables(std::move(given)), paddings(std::move(ids)) {
+    require(paddings.size() == tables.size(), "tables: one padding for each table");
+    for (const Table& table : tables) {
+      require(table.width == tables[0].width, "tables: must have one width");
+      require(!table.fake_bits, "tables: rows that are rounded on the way are looked up one by one");
+    }
+  }
+};
+
+void run_pairs(const TableSet& set, uintptr_t ids, int64_t batch, uintptr_t first, uintptr_t out,
+               const std::string& kernels) {
+  const int64_t count = static_cast<int64_t>(set.tables.size());
+  require(count > 0 && batch >= 0 && batch <= kMostRows, "pairs: needs tables, and a batch below 2^32");
+  require(batch == 0 || (ids && out), "pairs: ids and out must not be null");
+  const int64_t* const at = reinterpret_cast<const int64_t*>(ids);
+  for (int64_t i = 0; i < batch * count; ++i) {
+    const int64_t num_ids = set.tables[static_cast<size_t>(i % count)].num_ids;
+    if (at[i] < 0 || at[i] >= num_ids)
+      throw nb::index_error(("id " + std::to_string(at[i]) + " of table " + std::to_string(i % count) + " at position " +
+                             std::to_string(i / count) + " is outside of [0, " + std::to_string(num_ids) + ")").c_str());
+  }
+  const table::Pairs pairs = {set.tables.data(), set.paddings.data(), count, set.tables[0].width, at, batch,
+                              reinterpret_cast<const float*>(first), reinterpret_cast<float*>(out)};
+  const Isa isa = find_isa(kernels);
+  nb::gil_scoped_release release;
+  table::pairs(pairs, isa, omp_get_max_threads());
+}
+
 Groups run_group(const Table& table, const Bags& bags) {
   check_ids(table, bags);
   nb::gil_scoped_release release;
@@ -117,7 +155,7 @@ Step make_step(int rule, double lr, double eps, double mean_rate, double square_
 void check_step(const Table& table, const Step& step) {
   require(!table.map && !table.fake_bits, "update: a table with a map is not trained");
   require(table.bits != 2, "update: tables of 2 bits are not trained in place");
-  require(table.bits == 32 || table.by_row, "update: codes that are trained have a scale for each row");
+  require(table.bits == 32 || (table.by_row && !table.span), "update: codes that are trained have a scale for each row");
   require(table.num_rows == 0 || step.rule != Rule::adagrad || step.sums, "update: Adagrad needs its sums");
   require(table.num_rows == 0 || step.rule != Rule::adam || (step.means && step.squares), "update: Adam needs moments");
   require(table.bits == 32 || step.rule != Rule::adam, "update: codes are trained by SGD and Adagrad");
@@ -219,6 +257,9 @@ void run_encode(const Table& floats, int bits, uintptr_t codes, uintptr_t scales
 void bind_table(nb::module_& m) {
   nb::class_<Table>(m, "Table");
   nb::class_<Bags>(m, "Bags");
+  nb::class_<TableSet>(m, "TableSet")
+      .def(nb::init<std::vector<Table>, std::vector<int64_t>>(), nb::arg("tables"), nb::arg("paddings"))
+      .def("pairs", &run_pairs, nb::arg("ids"), nb::arg("batch"), nb::arg("first"), nb::arg("out"), nb::arg("kernels"));
   nb::class_<Step>(m, "RowStep");
   nb::class_<Groups>(m, "RowGroups")
       .def_prop_ro("num_rows", [](const Groups& groups) { return groups.rows.size(); })
@@ -227,7 +268,8 @@ void bind_table(nb::module_& m) {
         std::copy(groups.rows.begin(), groups.rows.end(), reinterpret_cast<int64_t*>(to));
       }, nb::arg("to"));
   m.def("table", &make_table, nb::arg("data"), nb::arg("num_rows"), nb::arg("width"), nb::arg("bits"),
-        nb::arg("fake_bits"), nb::arg("scales"), nb::arg("by_row"), nb::arg("half"), nb::arg("map"), nb::arg("num_ids"));
+        nb::arg("fake_bits"), nb::arg("scales"), nb::arg("by_row"), nb::arg("half"), nb::arg("map"), nb::arg("num_ids"),
+        nb::arg("span"));
   m.def("bags", &make_bags, nb::arg("ids"), nb::arg("num_positions"), nb::arg("offsets"), nb::arg("bag_size"),
         nb::arg("num_bags"), nb::arg("weights"), nb::arg("mean"), nb::arg("padding"));
   m.def("row_step", &make_step, nb::arg("rule"), nb::arg("lr"), nb::arg("eps"), nb::arg("mean_rate"),

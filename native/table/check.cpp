@@ -130,6 +130,85 @@ void check_lookups(const Case& c, Tally& tally) {
   }
 }
 
+// Codes with a scale for every span: against the same rows as floats, on every set.
+void check_spans(const Case& c, std::mt19937& random, Tally& tally) {
+  for (const int64_t span : {16, 32, 64}) {
+    Table t = c.coded();
+    t.by_row = true, t.span = span;
+    std::vector<float> scales(static_cast<size_t>(c.num_rows * t.scales_of_row())), weight;
+    for (float& scale : scales) scale = 0.01f + 0.001f * static_cast<float>(random() % 97);
+    t.scales = scales.data();
+    for (int64_t row = 0; row < c.num_rows; ++row)
+      for (int64_t column = 0; column < c.width; ++column) {
+        const uint8_t byte = c.codes[static_cast<size_t>(row * table::row_bytes(c.width, c.bits) + column * c.bits / 8)];
+        const int field = byte >> (column * c.bits % 8) & ((1 << c.bits) - 1);
+        const int code = c.bits == 8 ? static_cast<int8_t>(byte) : field - (1 << (c.bits - 1));
+        weight.push_back(scales[static_cast<size_t>(row * t.scales_of_row() + column / span)] * static_cast<float>(code));
+      }
+    Table floats = c.floats(0);
+    floats.data = weight.data();
+    Seen seen;
+    const std::vector<float> expected = pooled(floats, c, Isa::reference, 1, seen);
+    for (const Isa isa : isas_to_check())
+      for (const int threads : {1, 2}) {
+        if (same_bits(pooled(t, c, isa, threads, seen), expected))
+          tally.pass("table", isa, 0.0);
+        else
+          tally.fail("table", isa, c.name() + ": spans of " + std::to_string(span) + " have other bits");
+      }
+  }
+}
+
+// All pairs of a few tables: every set and number of threads against the reference, and that against double.
+void check_pairs(const Case& c, int64_t count, bool has_first, std::mt19937& random, Tally& tally) {
+  std::normal_distribution<float> normal;
+  const Table t = c.coded();
+  const int64_t batch = c.num_bags;
+  const std::vector<Table> tables(static_cast<size_t>(count), t);
+  const std::vector<int64_t> paddings(static_cast<size_t>(count), 1);
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < batch * count; ++i) ids.push_back(static_cast<int64_t>(random() % t.num_ids));
+  std::vector<float> first;
+  for (int64_t i = 0; has_first && i < batch * c.width; ++i) first.push_back(normal(random));
+  table::Pairs p = {tables.data(), paddings.data(), count, c.width, ids.data(), batch,
+                    has_first && batch ? first.data() : nullptr, nullptr};
+  const auto run = [&](Isa isa, int threads) {
+    std::vector<float> out(static_cast<size_t>(batch * p.out_width()));
+    p.out = out.data();
+    table::pairs(p, isa, threads);
+    return out;
+  };
+  const std::vector<float> expected = run(Isa::reference, 1);
+  double worst = 0.0;
+  for (int64_t b = 0; b < batch; ++b) {
+    std::vector<std::vector<double>> rows;
+    if (p.first) rows.emplace_back(p.first + b * c.width, p.first + (b + 1) * c.width);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t id = ids[static_cast<size_t>(b * count + i)];
+      std::vector<float> row(static_cast<size_t>(c.width));
+      Seen seen = {};
+      seen = table::pool(t, Bags{&id, 1, nullptr, 1, 1, nullptr, false, 1}, row.data(), c.width, Isa::reference, 1);
+      rows.emplace_back(row.begin(), row.end());
+    }
+    const float* at = expected.data() + b * p.out_width() + c.width;
+    for (size_t i = 1; i < rows.size(); ++i)
+      for (size_t j = 0; j < i; ++j) {
+        double sum = 0.0, size = 0.0;
+        for (size_t k = 0; k < rows[i].size(); ++k)
+          sum += rows[i][k] * rows[j][k], size += std::fabs(rows[i][k] * rows[j][k]);
+        worst = std::fmax(worst, std::fabs(*at++ - sum) / (2e-6 * size + 1e-30));
+      }
+  }
+  for (const Isa isa : isas_to_check())
+    for (const int threads : {1, 2}) {
+      const bool agrees = same_bits(run(isa, threads), expected);
+      if (!agrees || worst > 1.0)
+        tally.fail("table", isa, c.name() + (agrees ? ": wrong dots" : ": dots have other bits"));
+      else
+        tally.pass("table", isa, worst);
+    }
+}
+
 struct State {
   std::vector<float> weight, sums, means, squares, scales, values;
   std::vector<uint8_t> codes;
@@ -179,6 +258,8 @@ void check_update(const Case& c, Rule rule, bool codes, std::mt19937& random, Ta
 
 void check_case(const Case& c, std::mt19937& random, Tally& tally) {
   check_lookups(c, tally);
+  check_spans(c, random, tally);
+  check_pairs(c, 1 + random() % 9, random() % 2, random, tally);
   if (c.mapped) return;
   for (const Rule rule : {Rule::none, Rule::sgd, Rule::adagrad, Rule::adam}) check_update(c, rule, false, random, tally);
   for (const Rule rule : {Rule::sgd, Rule::adagrad}) check_update(c, rule, true, random, tally);

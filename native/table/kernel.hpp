@@ -85,31 +85,40 @@ struct RoundedRows {
 };
 
 // Codes.
-template <class V, int Bits, bool ByRow>
+enum class Scale { of_table, of_row, of_span };
+
+template <class V, int Bits, Scale Shared>
 struct CodedRows {
   static constexpr bool kInBursts = false;
   struct Row {
     const uint8_t* at;
     typename V::Levels levels;
+    const float* scales;  // of its spans
   };
   explicit CodedRows(const Table& t)
       : table(t), bytes(row_bytes(t.width, Bits)), of_table(V::template levels<Bits>(t.num_rows ? t.scales[0] : 1.0f)) {}
   Row row(int64_t id) {
     const uint8_t* at = static_cast<const uint8_t*>(table.data) + id * bytes;
-    return {at, ByRow ? V::template levels<Bits>(table.scales[id]) : of_table};
+    if constexpr (Shared == Scale::of_span) return {at, of_table, table.scales + id * spans};
+    return {at, Shared == Scale::of_row ? V::template levels<Bits>(table.scales[id]) : of_table, nullptr};
   }
   typename V::F load(const Row& row, int64_t column) const {
-    return V::template decode<Bits>(row.at + column * Bits / 8, row.levels);
+    return V::template decode<Bits>(row.at + column * Bits / 8, levels_at(row, column));
   }
   typename V::F load_part(const Row& row, int64_t column, int count) const {
     uint8_t held[kLanes] = {};  // nothing is read behind the row
     for (int64_t i = 0; i < row_bytes(count, Bits); ++i) held[i] = row.at[column * Bits / 8 + i];
-    return V::template decode<Bits>(held, row.levels);
+    return V::template decode<Bits>(held, levels_at(row, column));
   }
   void tell(Seen&) const {}
+  // Sixteen columns never belong to two spans.
+  typename V::Levels levels_at(const Row& row, int64_t column) const {
+    if constexpr (Shared == Scale::of_span) return V::template levels<Bits>(row.scales[column / table.span]);
+    return row.levels;
+  }
 
   const Table& table;
-  int64_t bytes;
+  int64_t bytes, spans = table.scales_of_row();
   typename V::Levels of_table;
 };
 
@@ -171,8 +180,9 @@ void pool_rows(const Table& table, const Bags& bags, int64_t first_bag, int64_t 
 
 template <class V, int Bits>
 void pool_codes(const Table& t, const Bags& bags, int64_t first, int64_t last, float* out, int64_t stride, Seen& seen) {
-  if (t.by_row) return pool_rows<V, CodedRows<V, Bits, true>>(t, bags, first, last, out, stride, seen);
-  pool_rows<V, CodedRows<V, Bits, false>>(t, bags, first, last, out, stride, seen);
+  if (t.span) return pool_rows<V, CodedRows<V, Bits, Scale::of_span>>(t, bags, first, last, out, stride, seen);
+  if (t.by_row) return pool_rows<V, CodedRows<V, Bits, Scale::of_row>>(t, bags, first, last, out, stride, seen);
+  pool_rows<V, CodedRows<V, Bits, Scale::of_table>>(t, bags, first, last, out, stride, seen);
 }
 
 template <class V>

@@ -30,7 +30,7 @@ GOSSAMER_INLINE void prefetch_row(const void* data, int64_t row, int64_t bytes) 
 GOSSAMER_INLINE void prefetch_position(const Table& table, const Bags& bags, int64_t position) {
   const int64_t id = bags.ids[position], row = table.map ? table.map[id] : id;
   prefetch_row<0>(table.data, row, row_bytes(table.width, table.bits));
-  if (table.by_row && table.scales) __builtin_prefetch(table.scales + row);
+  if (table.by_row && table.scales) __builtin_prefetch(table.scales + row * table.scales_of_row());
 }
 
 // Positions that are asked for, one by one or many at once. A prefetch that waits for its address (a page that is not

@@ -36,7 +36,8 @@ float decoded(const uint8_t* row, int64_t column, int bits) {
 float looked_up(const Table& t, int64_t row, int64_t column, float row_scale, Seen& seen) {
   if (t.bits != 32) {
     const uint8_t* codes = static_cast<const uint8_t*>(t.data) + row * row_bytes(t.width, t.bits);
-    return t.scales[t.by_row ? row : 0] * decoded(codes, column, t.bits);
+    const int64_t at = t.span ? row * t.scales_of_row() + column / t.span : t.by_row ? row : 0;
+    return t.scales[at] * decoded(codes, column, t.bits);
   }
   const float value = static_cast<const float*>(t.data)[row * t.width + column];
   if (!t.fake_bits) return value;
@@ -101,12 +102,19 @@ const float* gradient_of(const Update& u, int64_t segment, float* room) {
   return room;
 }
 
-float mean_square(const float* grad, int64_t width) {
+float dot(const float* a, const float* b, int64_t width) {
   float lanes[kLanes] = {};
-  for (int64_t c = 0; c < width; ++c) lanes[c % kLanes] += grad[c] * grad[c];
+  for (int64_t c = 0; c < width; ++c) lanes[c % kLanes] += a[c] * b[c];
   for (int64_t half = kLanes / 2; half > 0; half /= 2)
     for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0] / static_cast<float>(width);
+  return lanes[0];
+}
+
+float mean_square(const float* grad, int64_t width) { return dot(grad, grad, width) / static_cast<float>(width); }
+
+void dots(const float* vectors, int64_t count, int64_t stride, float* out) {
+  for (int64_t i = 1; i < count; ++i)
+    for (int64_t j = 0; j < i; ++j) *out++ = dot(vectors + i * stride, vectors + j * stride, stride);
 }
 
 void step_floats(const Update& u, int64_t row, const float* grad, float* weight) {
@@ -161,6 +169,6 @@ void update(const Update& u, int64_t first, int64_t last, float* scratch) {
 
 }  // namespace
 
-const Kernels kernels = {pool, update, top_of, encode};
+const Kernels kernels = {pool, update, top_of, encode, dots};
 
 }  // namespace gossamer::table::reference

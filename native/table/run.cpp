@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "in_parallel.hpp"
+#include "table/kernels_of.hpp"
 #include "table/table.hpp"
 
 namespace gossamer::table {
@@ -11,15 +12,6 @@ namespace {
 
 // Bags and rows of a task at least: fewer are not worth a thread.
 constexpr int64_t kSmallestTask = 64;
-
-const Kernels& kernels_of(Isa isa) {
-#ifdef GOSSAMER_X86
-  return pick(isa, reference::kernels, avx2::kernels, avx512::kernels);
-#else
-  (void)isa;
-  return reference::kernels;
-#endif
-}
 
 // body(task, first, last) over about equal parts of 0 .. count - 1.
 template <class Body>

@@ -24,11 +24,15 @@ struct Table {
   int64_t num_rows, width;
   int bits;             // what data holds: 32, 8, 4, 2
   int fake_bits;        // floats are rounded to codes of so many bits on the way; 0: they are not
-  const float* scales;  // [1] or [num_rows]; null where floats are not rounded, or by the scale of their own row
+  // [1], [num_rows] or [num_rows, spans]; null where floats are not rounded, or by the scale of their own row.
+  const float* scales;
   bool by_row;
   bool half;  // scales that are found here are numbers of fp16
   const int32_t* map;  // id -> row, or null
   int64_t num_ids;     // rows, or entries of the map
+  int64_t span = 0;    // codes by row: so many columns share a scale, a multiple of 16; 0: all of a row
+
+  int64_t scales_of_row() const { return span ? (width + span - 1) / span : 1; }
 };
 
 // Bags: bag b has the positions offsets[b] .. offsets[b + 1] - 1, or, without offsets, `bag_size` positions.
@@ -48,6 +52,20 @@ struct Bags {
 struct Seen {
   uint32_t top;
   int64_t clipped;
+};
+
+// One id for each of several tables of one width, and the dots of all pairs of their rows.
+struct Pairs {
+  const Table* tables;
+  const int64_t* paddings;  // by table: an id whose row counts as zeros; -1: none
+  int64_t num_tables, width;
+  const int64_t* ids;  // [batch, num_tables]
+  int64_t batch;
+  const float* first;  // [batch, width], one more vector before the rows; null: none
+  float* out;          // [batch, width + dots]: `first`, or else the sum of the rows; then the dots
+
+  int64_t num_vectors() const { return num_tables + (first != nullptr); }
+  int64_t out_width() const { return width + num_vectors() * (num_vectors() - 1) / 2; }
 };
 
 enum class Rule : int { none = 0, sgd = 1, adagrad = 2, adam = 3 };
@@ -85,6 +103,9 @@ struct Kernels {
   uint32_t (*top)(const float* values, int64_t count);
   // Codes of rows first .. last - 1 of a table of floats; `scales` is written by row, else read.
   void (*encode)(const Table& floats, int bits, int64_t first, int64_t last, uint8_t* codes, float* scales);
+  // Dots of vectors i and j < i, in the order (1, 0), (2, 0), (2, 1), ...; `stride` is a multiple of 16, and what is
+  // behind a vector is zero.
+  void (*dots)(const float* vectors, int64_t count, int64_t stride, float* out);
 };
 
 namespace reference { extern const Kernels kernels; }
@@ -95,6 +116,8 @@ namespace avx512 { extern const Kernels kernels; }
 
 // out [num_bags, width]. Throws std::bad_alloc.
 Seen pool(const Table& table, const Bags& bags, float* out, int64_t out_stride, Isa isa, int num_threads);
+// Throws std::bad_alloc.
+void pairs(const Pairs& pairs, Isa isa, int num_threads);
 uint32_t top(const float* values, int64_t count, Isa isa, int num_threads);
 void encode(const Table& floats, int bits, uint8_t* codes, float* scales, Isa isa, int num_threads);
 void update(const Update& update, Isa isa, int num_threads);

@@ -94,8 +94,8 @@ inline void step_codes(const Update& u, int64_t row, const float* grad, float* w
   uint8_t* const codes = static_cast<uint8_t*>(u.data) + row * row_bytes(u.width, Bits);
   Table table = {};
   table.data = codes, table.num_rows = 1, table.width = u.width, table.bits = Bits, table.scales = u.scales + row;
-  CodedRows<V, Bits, false> rows(table);
-  const typename CodedRows<V, Bits, false>::Row held = rows.row(0);
+  CodedRows<V, Bits, Scale::of_table> rows(table);
+  const typename CodedRows<V, Bits, Scale::of_table>::Row held = rows.row(0);
   over_columns(u.width, [&](int64_t c, int count, auto whole) {
     store_lanes<V>(weight + c, count == kLanes ? rows.load(held, c) : rows.load_part(held, c, count), count, whole);
   });

@@ -67,7 +67,7 @@ case $(uname -m) in
     ;;
 esac
 # Families with a folder of their own: flags follow the name of the file.
-for source in native/table/*.cpp native/graph/*.cpp native/tall/*.cpp; do
+for source in native/table/*.cpp native/graph/*.cpp native/tall/*.cpp native/attention/*.cpp; do
   flags=
   case $(uname -m):$(basename "$source") in
     *:bind.cpp) continue ;;

@@ -23,6 +23,8 @@ double activate(double v, Activation activation) {
     case Activation::relu: return v > 0.0 ? v : 0.0;
     case Activation::gelu: return 0.5 * v * std::erfc(-v * std::sqrt(0.5));
     case Activation::silu: return v / (1.0 + std::exp(-v));
+    case Activation::quick_gelu: return v / (1.0 + std::exp(-1.702 * v));
+    case Activation::gelu_tanh: return 0.5 * v * (1.0 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
     case Activation::none: break;
   }
   return v;
@@ -48,7 +50,7 @@ Oracle oracle_of(const Weight& weight, const Call& call, const float* x, const f
         kept += 1;
       }
       double tolerance = (kept + 4) * kRoundoff * magnitude;
-      if (call.activation == Activation::gelu || call.activation == Activation::silu)
+      if (call.activation != Activation::none && call.activation != Activation::relu)
         tolerance = 1.13 * tolerance + 4e-7 * std::fabs(sum);
       oracle.y.push_back(activate(sum, call.activation));
       oracle.tolerance.push_back(tolerance);

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "attach",
+    "attention",
     "compact",
     "compile",
     "errors",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from gossamer.io.artifact import save
     from gossamer.nn.surgery.compaction import compact
     from gossamer.ops import strict
+    from gossamer.ops.attention import attention
     from gossamer.planner import plan
     from gossamer.running.layers import compile, explain
     from gossamer.runs import attach, prune, sparsify, train
@@ -49,6 +51,7 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "attach": "runs.schedules",
+        "attention": "ops.attention.verb",
         "plan": "planner.planning",
         "prune": "runs.verbs",
         "train": "runs.verbs",

@@ -11,8 +11,8 @@ from torch import nn
 import gossamer
 from gossamer.cli.bare_checkpoint import is_bare, read_bare
 from gossamer.cli.models import load_source
-from gossamer.nn import MaskedConv2d, MaskedLinear
 from gossamer.nn.batch import call_on_batch
+from gossamer.nn.layers import MaskedConv2d, MaskedLinear
 from gossamer.runs import example_input
 from gossamer.zoo import MLP
 

@@ -5,13 +5,12 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import writer_drill
 from artifact_tools import contents, names_in
+from warm_processes import run_script
 from writer_drill import NEW, OLD
 
 from gossamer.errors import ResourceError
@@ -21,13 +20,7 @@ from gossamer.zoo import MLP
 
 
 def drill(name: str, folder: Path) -> tuple[list[dict], str]:
-    run = subprocess.run(
-        [sys.executable, writer_drill.__file__, name, folder],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    run = run_script(writer_drill.__file__, name, folder)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()], run.stderr
 

@@ -10,9 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training" / "distributed"))
-from grid_launch import launch, train_command, write_recipe
+from grid_launch import launch, train_words, write_recipe
 
 TIMEOUT = 8
 # Noticing, naming and ending, on a machine that is busy with other things.
@@ -146,7 +144,7 @@ def test_torchrun_starts_killed_ranks_again(tmp_path, mesh):
                    "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                "--nproc-per-node", "2", "--max-restarts", "3",
-               *train_command(folder)]  # fmt: skip
+               "-m", "gossamer", *train_words(folder)]  # fmt: skip
     with (folder / "stderr").open("w") as errors:
         launcher = subprocess.Popen(command, env=environment, stderr=errors)
     try:

@@ -3,14 +3,11 @@
 
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from grid_launch import train_words, write_recipe
 
 from gossamer.testing import Cluster, why_no_namespaces
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training" / "distributed"))
-from grid_launch import train_command, write_recipe
 
 TIMEOUT = 8
 # Noticing, naming and ending, on a machine that is busy with other things.
@@ -34,7 +31,8 @@ def test_a_partition_ends_both_sides(tmp_path, mesh, world, apart):
     metrics = tmp_path / "out.run" / "metrics.jsonl"
     with Cluster(world, isolation="namespaces") as cluster:
         ranks = cluster.start_ranks(
-            [sys.executable, *train_command(tmp_path)], environment={"GOSSAMER_TUNE": "off"}
+            [sys.executable, "-m", "gossamer", *train_words(tmp_path)],
+            environment={"GOSSAMER_TUNE": "off"},
         )
         end = time.monotonic() + 300
         while not metrics.exists() or '"step": 9' not in metrics.read_text():

@@ -4,17 +4,14 @@
 import os
 import random
 import signal
-import sys
 from pathlib import Path
 
 import pytest
+from grid_launch import launch
 
 import gossamer
 from gossamer.training.growth import slots, state
 from gossamer.training.loop import Loop
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training" / "distributed"))
-from grid_launch import launch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 GROW = "grow: [{at: 3, depth: 2, rewarm: 2}, {at: 6, width: 2, opened: 0.3}]"

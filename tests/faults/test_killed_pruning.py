@@ -1,15 +1,13 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from warm_processes import run_script
 
 DRILL = Path(__file__).parent / "pruning_drill.py"
 
 
 def test_pruning_killed_at_any_write_resumes_to_the_same_bytes(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, DRILL, tmp_path], capture_output=True, text=True, timeout=240, check=False
-    )
+    ran = run_script(DRILL, tmp_path)
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     *killed, last = lines

@@ -3,13 +3,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import loop_tools
 import pytest
 import recover_drill
+from warm_processes import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -25,18 +24,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     ],
 )
 def test_a_killed_recovery_ends_with_the_same_bytes(tmp_path, settings):
-    ran = subprocess.run(
-        [sys.executable, recover_drill.__file__, str(tmp_path), settings],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(loop_tools.__file__).parent),
-            "GOSSAMER_TUNE": "off",
-            "OMP_NUM_THREADS": "1",
-        },
+    helpers = str(Path(loop_tools.__file__).parent)
+    ran = run_script(
+        recover_drill.__file__, tmp_path, settings, PYTHONPATH=helpers, GOSSAMER_TUNE="off"
     )
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in ran.stdout.splitlines()]

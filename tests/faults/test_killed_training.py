@@ -4,13 +4,12 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import loop_tools
 import pytest
 import train_drill
+from warm_processes import run_script
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 INTERVAL = 5
@@ -18,19 +17,8 @@ INTERVAL = 5
 
 def run_drills(folder: Path, *drills: str) -> dict[str, tuple[list[dict], str]]:
     """Name -> its lines and its messages; all in one process, because imports take longest."""
-    run = subprocess.run(
-        [sys.executable, train_drill.__file__, str(folder), *drills],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(loop_tools.__file__).parent),
-            "GOSSAMER_TUNE": "off",
-            "OMP_NUM_THREADS": "1",
-        },
-    )
+    helpers = str(Path(loop_tools.__file__).parent)
+    run = run_script(train_drill.__file__, folder, *drills, PYTHONPATH=helpers, GOSSAMER_TUNE="off")
     assert run.returncode == 0, run.stderr
     lines: dict[str, list[dict]] = {}
     for line in map(json.loads, run.stdout.splitlines()):

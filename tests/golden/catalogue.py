@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.nn import Conv2d, Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn.layers import Conv2d, Linear, MaskedConv2d, MaskedLinear
 from gossamer.nn.rounding import round_layer
 from gossamer.patterns import parse_pattern
 from gossamer.zoo import GPT, TinyEncoder

@@ -12,8 +12,7 @@ from torch import nn
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import adopt_zeros, load, save
 from gossamer.io.pruners import read_dense_checkpoint
-from gossamer.nn import MaskedConv2d, MaskedLinear
-from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.layers import MaskedConv2d, MaskedLinear, MaskedOutProj
 from gossamer.patterns import NM, Unstructured
 from gossamer.zoo import MLP
 

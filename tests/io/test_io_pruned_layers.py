@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 from gossamer.errors import ArtifactError, InputError, TargetError
 from gossamer.io import adopt_pruned, load, save
 from gossamer.io.pruners import read_dense_checkpoint
-from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.nn.layers import MaskedConv2d, MaskedLinear
 
 
 def network():

@@ -29,8 +29,7 @@ import gossamer
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, save
 from gossamer.io.artifact import open_artifact
-from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
-from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.layers import Linear, MaskedConv2d, MaskedLinear, MaskedOutProj
 from gossamer.patterns import NM, Unstructured
 from gossamer.zoo import MLP, TinyEncoder
 

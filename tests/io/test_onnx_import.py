@@ -14,7 +14,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io import load, load_onnx, save
-from gossamer.nn import MaskedConv2d, MaskedLinear
+from gossamer.nn.layers import MaskedConv2d, MaskedLinear
 from gossamer.nn.operator_graph import GraphModule
 
 onnx = pytest.importorskip("onnx")

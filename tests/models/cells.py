@@ -25,6 +25,7 @@ from gossamer.nn.families import family_of
 from gossamer.nn.families.table import FAMILIES
 from gossamer.nn.families.text import is_decoder
 from gossamer.nn.layer_kinds import form_of
+from gossamer.running.encoder import find_encoders, read_layers
 
 COLUMNS = ("prune", "compact training", "save and load", "compile", "engine")
 TOLERANCE = 1e-5
@@ -179,6 +180,10 @@ def _compiled(model: nn.Module, inputs: dict[str, torch.Tensor]) -> str:
 def _engine(model: nn.Module) -> str:
     """The question of `gossamer.nn.families` that its family answers, or what it says instead."""
     if family_of(model, "encoder") is not None:
+        encoders = find_encoders(model)
+        assert encoders, "its family has layers that nobody finds"
+        for _, encoder in encoders:
+            read_layers(encoder)  # or an error says what stands in the way
         return "encoder"
     if family_of(model, "decoder") is not None:
         return "decoder"

@@ -108,6 +108,8 @@ ARCHITECTURES = (
         ("Qwen2", "Qwen2ForCausalLM", _GATED),
         ("Qwen3", "Qwen3ForCausalLM", _LLAMA | {"tie_word_embeddings": True}),
         ("Qwen3-MoE", "Qwen3MoeForCausalLM", _LLAMA | _EXPERTS | {"num_experts": 3}),
+        ("Qwen2-MoE", "Qwen2MoeForCausalLM", _GATED | _EXPERTS | {
+            "num_experts": 3, "shared_expert_intermediate_size": 28}),
         ("Gemma", "GemmaForCausalLM", _LLAMA),
         ("Gemma 2", "Gemma2ForCausalLM", _LLAMA | {"sliding_window": 5}),
         ("Gemma 3", "Gemma3ForCausalLM", _LLAMA | {"sliding_window": 5}),
@@ -118,6 +120,10 @@ ARCHITECTURES = (
         ("OLMo 2", "Olmo2ForCausalLM", _GATED),
         ("OLMoE", "OlmoeForCausalLM", _GATED | {"num_experts": 3, "num_experts_per_tok": 2}),
         ("Granite", "GraniteForCausalLM", _GATED),
+        ("Granite-MoE", "GraniteMoeForCausalLM", _GATED | {
+            "num_local_experts": 3, "num_experts_per_tok": 2}),
+        ("gpt-oss", "GptOssForCausalLM", _LLAMA | {
+            "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 5}),
         ("StableLM", "StableLmForCausalLM", _GATED | {"partial_rotary_factor": 0.5}),
         ("Starcoder2", "Starcoder2ForCausalLM", _GATED),
         ("Cohere", "CohereForCausalLM", _GATED),
@@ -137,6 +143,11 @@ ARCHITECTURES = (
         ("CodeGen", "CodeGenForCausalLM", _GPT2 | {"n_embd": 48, "n_head": 4, "rotary_dim": 6}),
         ("Nemotron", "NemotronForCausalLM", _LLAMA),
         ("GLM", "GlmForCausalLM", _LLAMA),
+        ("DeepSeek-V2", "DeepseekV2ForCausalLM", _BERT | {
+            "num_key_value_heads": 2, "moe_intermediate_size": 28, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+            "kv_lora_rank": 12, "q_lora_rank": 16, "qk_rope_head_dim": 6, "v_head_dim": 10,
+            "qk_nope_head_dim": 8, "n_shared_experts": 1}),
         ("DeepSeek-V3", "DeepseekV3ForCausalLM", _BERT | {
             "num_key_value_heads": 2, "moe_intermediate_size": 28, "n_routed_experts": 4,
             "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,

@@ -16,8 +16,8 @@ _TITLE = """\
 Any directory whose `config.json` names a class of the installed transformers goes in: `gossamer
 prune`, `shrink`, `train`, `run`, `explain` and `gossamer.load` take it. Its class is looked up in
 the tables that transformers' own `AutoModel` uses; no code of the directory is run, and no pickle
-is read. Every layer of a known kind (Linear, Conv2d) is pruned, and what is saved is loaded without
-`model=`.
+is read. Layers of a known kind (Linear, Conv2d, Experts) are pruned, and what is saved is loaded
+without `model=`.
 
 This page is written by `tests/models/write_models_page.py`, and a test holds it current: {count}
 architectures, each a tiny model with random weights and odd sizes, are taken through every column.
@@ -32,8 +32,9 @@ architectures, each a tiny model with random weights and odd sizes, are taken th
 
 The share below *prune* says how many of all parameters lie in the layers that were pruned.
 Convolutions are tried as one native call by `gossamer.compile(example=images)`, whatever the class.
-What is not in these layers stays dense and is named in the report: tables of tokens, `lm_head`,
-1-D convolutions, and experts that transformers stores as one 3-D Parameter.
+Experts that transformers stores as 3-D Parameters are read as layers; their routers stay as they
+are. What is not in these layers stays dense and is named in the report: tables of tokens,
+`lm_head`, routers and 1-D convolutions.
 """
 
 

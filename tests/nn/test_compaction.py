@@ -7,7 +7,7 @@ from torch import nn
 
 import gossamer.nn as gnn
 from gossamer.errors import InputError
-from gossamer.nn.layers import MaskedOutProj
+from gossamer.nn.layers import MaskedConv2d, MaskedOutProj
 from gossamer.nn.surgery import disable_fast_paths, replace_module
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import Unstructured
@@ -282,7 +282,7 @@ def test_convolutions_become_compact_and_attention_stays_masked():
     attention = nn.MultiheadAttention(4, 2)
     model = nn.ModuleDict({"conv": conv, "attention": attention, "fc": nn.Linear(4, 4)})
     ones = torch.ones(4, 4, dtype=torch.bool)
-    model["conv"] = gnn.MaskedConv2d.from_dense(conv, ones[:2, :2], ANY)
+    model["conv"] = MaskedConv2d.from_dense(conv, ones[:2, :2], ANY)
     attention.out_proj = MaskedOutProj.from_dense(attention.out_proj, ones, ANY)
     model["fc"] = gnn.MaskedLinear.from_dense(model["fc"], ones, ANY)
     result = compact(model)

@@ -10,7 +10,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import DenseFallback, InputError, PatternError, WeightIsCompact
-from gossamer.nn import Conv2d, MaskedConv2d
+from gossamer.nn.layers import Conv2d, MaskedConv2d
 from gossamer.ops import strict
 from gossamer.ops.conv import ConvSettings
 from gossamer.ops.training import linear as ops

@@ -8,6 +8,7 @@ from torch import nn
 import gossamer
 import gossamer.nn as gnn
 from gossamer.errors import InputError, PatternError
+from gossamer.nn.layers import MaskedConv2d
 from gossamer.nn.surgery import replace_module
 from gossamer.patterns import Unstructured
 
@@ -25,7 +26,7 @@ def conv(density=0.4, **options):
     torch.manual_seed(0)
     dense = nn.Conv2d(4, 6, 3, **options)
     mask = torch.rand(6, dense.weight[0].numel()) < density
-    return gnn.MaskedConv2d.from_dense(dense, mask, ANY), dense, mask
+    return MaskedConv2d.from_dense(dense, mask, ANY), dense, mask
 
 
 def drift(layer):

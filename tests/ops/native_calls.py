@@ -116,27 +116,28 @@ def make_neurons(bf16=False):
 
 def make_decoder():
     """Two layers, width 32, 4 heads, a context of 40 and 50 tokens."""
-    shape = dec.DecoderShape(32, 4, 2, 8, 40, 50, 40, 1e-5)
+    shape = dec.DecoderShape(32, 4, 2, 8, 40, 50, 40)
+    norm = dec.DecoderNorm(torch.ones(32), None, 1e-5)
 
     def layer(rows, columns, seed):
         return dec.PackedLayer(pack_few(kept(rows, columns, seed)[0]))
 
     blocks = [
         dec.DecoderBlock(
-            torch.ones(32),
             layer(64, 32, seed),
             layer(32, 32, seed + 1),
-            torch.ones(32),
             layer(80, 32, seed + 2),
             layer(32, 40, seed + 3),
+            norms=(norm, None, norm, None, None, None),
+            rotation=0,
+            window=0,
+            scale=8**-0.5,
         )
         for seed in (30, 40)
     ]
     head = layer(50, 32, 50)
     angles = torch.outer(torch.arange(40.0), torch.tensor([1.0, 0.5, 0.25, 0.125]))
-    return dec.NativeDecoder(
-        shape, head.few, blocks, torch.ones(32), head, (angles.cos(), angles.sin())
-    )
+    return dec.NativeDecoder(shape, head.few, blocks, norm, head, [(angles.cos(), angles.sin())])
 
 
 def compact_linear(mode="jit", in_features=80, out_features=48):

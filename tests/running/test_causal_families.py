@@ -1,4 +1,4 @@
-"""GPT-2 and OPT: pruned, stored, packed, and generating through transformers."""
+"""GPT-2 and OPT: pruned, stored, packed, and generating through transformers, too."""
 
 import warnings
 
@@ -15,13 +15,13 @@ PROMPT = [3, 7, 4, 9, 5]
 NAMES = ("gpt2", "opt")
 
 
-def make(name):
+def make(name, **settings):
     with torch.random.fork_rng():
         torch.manual_seed(2)
         if name == "gpt2":
             config = transformers.GPT2Config(
                 vocab_size=40, n_positions=32, n_embd=64, n_layer=2, n_head=4,
-                bos_token_id=0, eos_token_id=0,
+                bos_token_id=0, eos_token_id=0, **settings,
             )  # fmt: skip
             model = transformers.GPT2LMHeadModel(config)
         else:
@@ -74,9 +74,10 @@ def test_generate_of_transformers_runs_on_packed_layers(folder, monkeypatch):
     assert torch.equal(fast.generate(torch.tensor([PROMPT]), **settings), wanted)
 
 
-def test_the_engine_falls_back_layer_by_layer_and_says_so(folder, monkeypatch):
+def test_the_engine_falls_back_layer_by_layer_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("GOSSAMER_TUNE", "off")
-    model = gossamer.load(folder)
+    make("gpt2", activation_function="quick_gelu").save_pretrained(tmp_path / "dense")
+    model = gossamer.load(tmp_path / "dense")
     gossamer.sparsify(model, sparsity=0.9)
     wanted = model.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False)[0, 5:]
     with warnings.catch_warnings():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from grid_ranks import join, started
 
 from gossamer.errors import InputError
 from gossamer.formats import SparseMatrix
@@ -281,6 +281,7 @@ def _rank_main(rank, folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_rank_zero_decides_for_all(tmp_path):
-    mp.spawn(_rank_main, (str(tmp_path),), nprocs=2)
+    with started(_rank_main, (str(tmp_path),), 2) as ranks:
+        join(ranks)
     results = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in (0, 1)]
     assert results[0] == results[1] == [["panel", 100.0, str(BUSY)]] * 2

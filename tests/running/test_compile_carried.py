@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 import gossamer
 from gossamer.errors import DenseFallback
-from gossamer.nn import Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn.layers import Linear, MaskedConv2d, MaskedLinear
 from gossamer.running.encoder import NativeEncoder
 from gossamer.running.layers import compile, explain
 from gossamer.running.packed import PackedConv2d, PackedLinear

@@ -11,7 +11,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.nn import Conv2d, MaskedConv2d
+from gossamer.nn.layers import Conv2d, MaskedConv2d
 from gossamer.ops.timing import Race
 from gossamer.running.choice import Chooser, CostTable
 from gossamer.running.layers import compile, explain

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import transformers
 from encoder_models import FAMILIES, tiny_encoder
 
 import gossamer
@@ -88,3 +89,23 @@ def test_a_dense_copy_has_stock_layers_and_leaves_the_model_alone():
     assert kinds == {torch.nn.Linear}
     torch.testing.assert_close(model_run(dense, IDS)(), model_run(model, IDS)())
     assert any(isinstance(m, gossamer.nn.MaskedLinear) for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ElectraModel", {"embedding_size": 8}),
+        ("MPNetModel", {}),
+        ("ModernBertModel", {"cls_token_id": 1, "sep_token_id": 2}),
+        ("AlbertModel", {"embedding_size": 8}),
+    ],
+)
+def test_layers_that_other_engines_are_not_given_are_refused(name, settings):
+    sizes = {
+        "vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    kind = getattr(transformers, name)
+    model = torch.nn.Sequential(kind(kind.config_class(**sizes | settings)).eval())
+    with pytest.raises(TargetError, match="This model has others"):
+        encoder_arrays(*find_base(model), TOKENS)

@@ -5,9 +5,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 from gossamer.ops.engines.encoder import PackedEncoder
-from gossamer.running.encoder import native_encoder as run_encoder
+from gossamer.running.encoder import packing as run_encoder
 from gossamer.running.encoder import read_layers
-from gossamer.running.encoder.native_encoder import moved_rows, reorder_neurons
+from gossamer.running.encoder.packing import moved_rows, reorder_neurons
 
 
 def bert():

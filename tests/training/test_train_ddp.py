@@ -21,6 +21,7 @@ from gossamer.training.distributed.groups import keep_groups
 
 WORLD = 2
 STEPS = 4
+MODES = ("jit", "resident", "kernel")
 
 
 def build(mode):
@@ -51,11 +52,16 @@ def run(model, shard=slice(None)):
     return [p.detach().clone() for p in model.parameters()]
 
 
-def worker(rank, folder, mode):
+def worker(rank, folder):
     torch.set_num_threads(1)
+    for mode in MODES:
+        train_rank(rank, Path(folder) / mode, mode)
+
+
+def train_rank(rank, folder, mode):
     dist.init_process_group(
         "gloo",
-        init_method=(Path(folder) / "rendezvous").as_uri(),
+        init_method=(folder / "rendezvous").as_uri(),
         rank=rank,
         world_size=WORLD,
         timeout=timedelta(seconds=60),
@@ -75,17 +81,21 @@ def worker(rank, folder, mode):
         result = run(wrapped, shard)
         found = {str(index): tensor for index, tensor in enumerate(result)}
         found["counted"] = torch.tensor(counted)
-        save_file(found, Path(folder) / f"rank{rank}.safetensors")
+        save_file(found, folder / f"rank{rank}.safetensors")
     finally:
         keep_groups()
         dist.destroy_process_group()
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("mode", ["jit", "resident", "kernel"])
-def test_two_ranks_reduce_nnz_elements_and_equal_one_process(tmp_path, monkeypatch, mode):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    context = mp.spawn(worker, (str(tmp_path), mode), nprocs=WORLD, join=False)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What ranks found in all modes; interpreters of their own begin and end once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for mode in MODES:
+        (folder / mode).mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        context = mp.spawn(worker, (str(folder),), nprocs=WORLD, join=False)
     try:
         finished = any(context.join(timeout=60) for _ in range(WORLD))
     finally:
@@ -93,12 +103,18 @@ def test_two_ranks_reduce_nnz_elements_and_equal_one_process(tmp_path, monkeypat
             if process.is_alive():
                 process.kill()
     assert finished
+    return folder
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_reduce_nnz_elements_and_equal_one_process(folder, mode):
     model = build(mode)
     expected = run(model)
     per_step = sum(p.numel() for p in model.parameters())
     assert per_step == model[0].nnz + model[2].nnz + 96 + 32
     for rank in range(WORLD):
-        found = load_file(tmp_path / f"rank{rank}.safetensors")
+        found = load_file(folder / mode / f"rank{rank}.safetensors")
         assert int(found.pop("counted").sum()) == STEPS * per_step
         for index, tensor in enumerate(expected):
             torch.testing.assert_close(found[str(index)], tensor, rtol=0, atol=1e-12)

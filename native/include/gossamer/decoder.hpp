@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Llama-type decoder as one native call: some tokens of one sequence through all layers, from their
-// numbers to logits. RMSNorm, rotated halves, grouped queries over a cache of keys and values, SwiGLU.
+// A decoder as one native call: some tokens of one sequence through all layers, from their numbers to
+// logits. What models differ in are switches (`DecoderRules`, and those of a layer); with none of them
+// it is a Llama: RMSNorm, rotated halves, grouped queries over a cache of keys and values, SwiGLU.
 // Weights are packed ones of any family; a layer that has two runs the second for many tokens.
 #pragma once
 #include <cstdint>
@@ -14,9 +15,19 @@ namespace gossamer {
 
 struct DecoderShape {
   int64_t width, heads, kv_heads, head_dim, ffn, vocab, context;
-  float eps;
 
   int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+};
+
+// What holds for all layers.
+struct DecoderRules {
+  DecoderActivation activation = DecoderActivation::silu;
+  bool layer_norm = false;   // norms subtract the mean and have a bias
+  bool gated = true;         // rows of gate and up; else of up alone
+  bool parallel = false;     // the feed-forward part reads what attention reads, not its sum
+  bool interleaved = false;  // rows of qkv: query, key and value of one head, then of the next
+  float embedding_scale = 1.0f, residual_scale = 1.0f, logits_scale = 1.0f;
+  float score_cap = 0.0f, logits_cap = 0.0f;  // 0: none
 };
 
 // Owned by whoever builds the decoder; it must outlive it.
@@ -26,18 +37,38 @@ struct DecoderLinear {
   std::vector<float> bias;             // empty or [rows]
 };
 
+struct DecoderNorm {
+  std::vector<float> weight, bias;  // no weight: there is no such norm
+  float eps = 0.0f;
+
+  explicit operator bool() const { return !weight.empty(); }
+};
+
+// Angles of every position for the first 2 * pairs columns of a head.
+struct DecoderRotation {
+  int64_t pairs = 0;
+  std::vector<float> cosines, sines;  // [context][pairs]
+};
+
 struct DecoderLayer {
-  DecoderLinear qkv, out, gate_up, down;  // rows of queries, keys, values; of gate, up
-  std::vector<float> attention_norm, ffn_norm;
+  DecoderLinear qkv, out, gate_up, down;       // rows of queries, keys, values; of gate, up
+  DecoderNorm attention_in, attention_out;     // of what attention reads, and of what it gives
+  DecoderNorm ffn_in, ffn_out;                 // the same of the feed-forward part
+  DecoderNorm query, key;                      // of every head, or of all heads as one
+  int64_t rotation = -1;                       // number in `Decoder::rotations`; -1: heads are not turned
+  int64_t window = 0;                          // positions that are attended to, its own included; 0: all
+  float scale = 1.0f;                          // of the queries
 };
 
 struct Decoder {
   DecoderShape shape{};
+  DecoderRules rules{};
   const DecoderMath* math = nullptr;
   const PackedWeight* embedding = nullptr;  // can_read_rows
   DecoderLinear head;
-  std::vector<float> final_norm;
-  std::vector<float> cosines, sines;  // [context][head_dim / 2]
+  DecoderNorm final_norm;
+  std::vector<float> positions;  // empty, or [context][width], added to the embeddings
+  std::vector<DecoderRotation> rotations;
   std::vector<DecoderLayer> layers;
 };
 
@@ -60,10 +91,14 @@ class DecoderSession {
   size_t cache_bytes() const { return (keys_.size() + values_.size()) * sizeof(float); }
 
  private:
+  void embed(const int32_t* ids, int64_t count, int64_t position);
   void chunk(const int32_t* ids, int64_t count, int64_t position, int num_threads);
+  void norm_heads(const DecoderLayer& layer, int64_t count);
   void attend(int64_t layer, int64_t count, int64_t position, int num_threads);
   void logits_of(int64_t first, int64_t count, float* logits, int num_threads);
-  void linear(const DecoderLinear& weight, const BigVector<float>& x, int64_t tokens, float* y, int num_threads);
+  // `count` vectors of n floats; y may be x.
+  void norm(const DecoderNorm& norm, const float* x, int64_t count, int64_t n, float* y) const;
+  void linear(const DecoderLinear& weight, const float* x, int64_t tokens, float* y, int num_threads);
 
   const Decoder& decoder_;
   int64_t length_ = 0, padded_dim_, padded_context_;

@@ -16,18 +16,29 @@ struct AttendCall {
   const float* keys;     // [block][padded_dim][kKeyBlock]
   const float* values;   // [position][padded_dim]
   int64_t group, padded_dim, positions;
-  float* scores;  // [group][positions, to whole blocks]
-  float* out;     // [group][padded_dim]
+  int64_t skipped;  // first positions that are not attended to; less than a block
+  float cap;        // of the scores, softly: cap * tanh(score / cap); 0: none
+  float* scores;    // [group][positions, to whole blocks]
+  float* out;       // [group][padded_dim]
 };
 
+// Of the feed-forward part.
+enum class DecoderActivation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu = 3 };
+
 struct DecoderMath {
-  // y = x / sqrt(mean(x^2) + eps) * weight
+  // y = x / sqrt(mean(x^2) + eps) * weight; y may be x
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* y);
-  void (*add)(const float* x, int64_t n, float* sum);
-  // Both halves of a head, turned by the angles of a position and scaled.
-  void (*rotate)(const float* head, int64_t dim, const float* cosines, const float* sines, float scale, float* y);
-  // y = silu(gate) * up
-  void (*gate)(const float* gate, const float* up, int64_t n, float* y);
+  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; y may be x
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* y);
+  // sum += x * scale
+  void (*add)(const float* x, int64_t n, float scale, float* sum);
+  // A head times `scale`: pairs (i, i + pairs) of it turned by the angles of a position, the rest as it is.
+  void (*rotate)(const float* head, int64_t dim, int64_t pairs, const float* cosines, const float* sines, float scale,
+                 float* y);
+  // y = activation(gate) * up; up may be null, for a factor of 1
+  void (*gate)(DecoderActivation activation, const float* gate, const float* up, int64_t n, float* y);
+  // x = x * scale, then limit * tanh(x / limit) unless limit is 0
+  void (*scale_and_cap)(float* x, int64_t n, float scale, float limit);
   // out = softmax(queries keys^T) values
   void (*attend)(const AttendCall& call);
 };

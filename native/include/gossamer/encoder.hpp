@@ -40,7 +40,20 @@ struct AttentionCall {
   int64_t head_width;
   int64_t first_token, num_tokens;
   float scale;
+  // Added to the score of query i and key j: bias[i - j]; null for nothing. Up to kTileTokens - 1 floats behind the
+  // last distance are read.
+  const float* bias = nullptr;
+  int64_t window = INT64_MAX / 4;  // the farthest key that is seen; `bias` hides the others
 };
+
+// Keys that at least one of `count` queries from the one at `query` on sees: [first, last).
+struct KeyRange {
+  int64_t first, last;
+};
+static inline KeyRange keys_seen(const AttentionCall& call, int64_t query, int64_t count) {
+  const int64_t first = query - call.window, last = query + count + call.window;
+  return {first > 0 ? first : 0, last < call.num_tokens ? last : call.num_tokens};
+}
 
 // Floats of scratch of one call: the chances of all keys for a block of queries.
 static inline size_t attention_scratch_floats(int64_t num_tokens) {
@@ -65,8 +78,13 @@ struct EncoderKernels {
   // whatever `tokens` is.
   void (*block)(const PanelView&, int64_t part, int64_t block, const float* slab, float* out, const float* bias,
                 int64_t tokens);
-  // x = norm(x + delta)
-  void (*add_norm)(float* x, const float* delta, const NormView&, int64_t tokens);
+  // x += delta, which may be null; out = norm(x). `out` may be x.
+  void (*add_norm)(float* x, const float* delta, const NormView&, float* out, int64_t tokens);
+  // The first half of the rows of a panel = act(first half) * second half.
+  void (*gate)(float* panel, int64_t rows, Activation, int64_t tokens);
+  // Turns features e and e + width / 2 of every head of a panel by an angle: `turns` holds its cosines
+  // [width / 2][64] and behind them its sines.
+  void (*rotate)(float* panel, int64_t heads, int64_t width, const float* turns);
   void (*attend)(const AttentionCall&, float* scratch);
   // Up to 64 tokens [token][feature] to a tile and back. Lanes without a token become zero.
   void (*to_panel)(const float* x, int64_t stride, int64_t tokens, int64_t features, float* panel);

@@ -49,13 +49,54 @@ struct NormWeights {
   }
 };
 
-// Attention computes in int8 where qkv does and there is a kernel for it. A post-norm layer, as BERT has it: x = norm(x + out(attention(qkv(x)))), x = norm(x + down(act(up(x)))).
+// What a layer adds to the score of a query and a key by the distance between them.
+struct DistanceBias {
+  std::vector<float> by_distance;  // [heads or 1][2 reach - 1], of query - key; farther ones are the outermost
+  int64_t reach = 0;               // 0: nothing is added
+  int64_t window = 0;              // the farthest key that is seen; 0: all are
+
+  bool operator==(const DistanceBias& other) const {
+    return by_distance == other.by_distance && reach == other.reach && window == other.window;
+  }
+};
+
+// Queries and keys are turned by their position times one frequency for each pair of features.
+struct Rotation {
+  std::vector<float> frequencies;  // [head_width / 2]; none: they are not turned
+  float factor = 1.0f;             // of cosines and sines
+
+  bool operator==(const Rotation& other) const { return frequencies == other.frequencies && factor == other.factor; }
+};
+
+// Cosines and sines of the positions that most sequences have: computed anew they were 2 % of a sparse encoder.
+struct RotationTable {
+  static constexpr int64_t kPositions = 512;
+  Rotation rotation;
+  std::vector<float> rows;  // [cosines, then sines][head_width / 2][kPositions]
+
+  explicit RotationTable(Rotation of);
+  float at(int64_t row, int64_t position) const {
+    return position < kPositions ? rows[row * kPositions + position] : computed(row, position);
+  }
+
+ private:
+  float computed(int64_t row, int64_t position) const;
+};
+
+// Attention computes in int8 where qkv does and there is a kernel for it. A layer with its norms last, as BERT has it:
+//   x = norm(x + out(attention(qkv(x)))), x = norm(x + down(act(up(x))));
+// and with its norms first, where a norm without gains does nothing:
+//   x = x + out(attention(qkv(norm(x)))), x = x + down(act(up(norm(x)))).
+// A gated one has act(first half) * second half of up's rows in the place of act.
 struct EncoderLayer {
   std::shared_ptr<PanelLinear> qkv, out, up, down;
   NormWeights attention_norm, output_norm;
   int64_t heads, head_width;
   float scale;
   Activation activation;
+  bool norm_first = false, is_gated = false;
+  Rotation rotation;
+  DistanceBias bias;
 };
 
 class EncoderModel {
@@ -80,18 +121,24 @@ class EncoderModel {
   static std::vector<Group> groups_of(const std::vector<int64_t>& lengths);
   void run_group(const float* x, int64_t x_stride, float* y, int64_t y_stride, const std::vector<int64_t>& lengths,
                  int num_threads) const;
+  // A layer and where what it shares with others is; -1: it has none.
+  struct Entry {
+    EncoderLayer layer;
+    int64_t rotation, bias;
+  };
   struct Buffers;
-  void attend(const EncoderLayer& layer, const Buffers& buffers, const std::vector<int64_t>& lengths,
-              int num_threads) const;
+  void attend(const Entry& entry, const Buffers& buffers, const std::vector<int64_t>& lengths, int num_threads) const;
   size_t scratch_bytes() const;
   struct TileTask;
-  void project(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const;
-  void finish(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const;
+  void project(const Entry& entry, const Buffers& buffers, const TileTask& task, const float* pending) const;
+  const float* finish(const EncoderLayer& layer, const Buffers& buffers, const TileTask& task) const;
 
   const EncoderKernels& kernels_;
   const EncoderInt8Kernels& int8_kernels_;
   int64_t features_;
-  std::vector<EncoderLayer> layers_;
+  std::vector<Entry> layers_;
+  std::vector<RotationTable> rotations_;
+  std::vector<DistanceBias> biases_;
 };
 
 }  // namespace gossamer

@@ -5,7 +5,9 @@
 
 namespace gossamer {
 
-enum class Activation : int { none = 0, relu = 1, gelu = 2, silu = 3 };
+// quick_gelu is v sigmoid(1.702 v), gelu_tanh the form of GELU with a tanh.
+enum class Activation : int { none = 0, relu = 1, gelu = 2, silu = 3, quick_gelu = 4, gelu_tanh = 5 };
+constexpr int kNumActivations = 6;
 
 struct LinearCall {
   const float* x;

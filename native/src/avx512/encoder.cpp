@@ -18,9 +18,9 @@ const PanelShape shapes[] = {{0.15, 96, 1}, {0, 128, 1}};
 
 }  // namespace
 
-const EncoderKernels encoder_kernels = {encoder_linear<PanelVec512>, encoder_block<PanelVec512>, encoder_add_norm<PanelVec512>,
-                                        encoder_attend<PanelVec512, 4>, encoder_to_panel, encoder_from_panel,
-                                        shapes};
+const EncoderKernels encoder_kernels = {
+    encoder_linear<PanelVec512>, encoder_block<PanelVec512>, encoder_add_norm<PanelVec512>, encoder_gate, encoder_rotate,
+    encoder_attend<PanelVec512, 4>, encoder_to_panel, encoder_from_panel, shapes};
 const EncoderInt8Kernels encoder_int8_kernels = {encoder_quantise<Int8Vec512>, int8_linear, nullptr};
 
 }  // namespace gossamer::avx512

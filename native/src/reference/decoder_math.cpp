@@ -15,20 +15,48 @@ void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* 
   for (int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(x[i] * factor * weight[i]);
 }
 
-void add(const float* x, int64_t n, float* sum) {
-  for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
+void layer_norm(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* y) {
+  double total = 0.0, squares = 0.0;
+  for (int64_t i = 0; i < n; ++i) total += x[i];
+  const double mean = total / double(n);
+  for (int64_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const double factor = 1.0 / std::sqrt(squares / double(n) + eps);
+  for (int64_t i = 0; i < n; ++i) y[i] = static_cast<float>((x[i] - mean) * factor * weight[i] + bias[i]);
 }
 
-void rotate(const float* head, int64_t dim, const float* cosines, const float* sines, float scale, float* y) {
-  for (int64_t i = 0; i < dim / 2; ++i) {
-    const float a = head[i], b = head[i + dim / 2];
+void add(const float* x, int64_t n, float scale, float* sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += x[i] * scale;
+}
+
+void rotate(const float* head, int64_t dim, int64_t pairs, const float* cosines, const float* sines, float scale,
+            float* y) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    const float a = head[i], b = head[i + pairs];
     y[i] = (a * cosines[i] - b * sines[i]) * scale;
-    y[i + dim / 2] = (b * cosines[i] + a * sines[i]) * scale;
+    y[i + pairs] = (b * cosines[i] + a * sines[i]) * scale;
   }
+  for (int64_t i = 2 * pairs; i < dim; ++i) y[i] = head[i] * scale;
 }
 
-void gate(const float* gate, const float* up, int64_t n, float* y) {
-  for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+double activated(DecoderActivation activation, double v) {
+  switch (activation) {
+    case DecoderActivation::silu: return v / (1.0 + std::exp(-v));
+    case DecoderActivation::gelu_tanh:
+      return 0.5 * v * (1.0 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+    case DecoderActivation::gelu: return 0.5 * v * std::erfc(-v * 0.7071067811865476);
+    case DecoderActivation::relu: return v < 0.0 ? 0.0 : v;  // keeps NaN
+  }
+  return v;
+}
+
+void gate(DecoderActivation activation, const float* gate, const float* up, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(activated(activation, gate[i]) * (up ? up[i] : 1.0f));
+}
+
+double capped(double score, float cap) { return cap == 0.0f ? score : cap * std::tanh(score / cap); }
+
+void scale_and_cap(float* x, int64_t n, float scale, float limit) {
+  for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(capped(double(x[i]) * scale, limit));
 }
 
 void attend(const AttendCall& call) {
@@ -37,20 +65,21 @@ void attend(const AttendCall& call) {
     const float* query = call.queries + g * call.padded_dim;
     float* scores = call.scores + g * stride;
     double largest = -INFINITY, total = 0.0;
-    for (int64_t p = 0; p < call.positions; ++p) {
+    for (int64_t p = call.skipped; p < call.positions; ++p) {
       double score = 0.0;
       for (int64_t d = 0; d < call.padded_dim; ++d)
         score += double(query[d]) * call.keys[(p / kKeyBlock * call.padded_dim + d) * kKeyBlock + p % kKeyBlock];
+      score = capped(score, call.cap);
       scores[p] = static_cast<float>(score);
       largest = std::max(largest, score);
     }
-    for (int64_t p = 0; p < call.positions; ++p) {
+    for (int64_t p = call.skipped; p < call.positions; ++p) {
       scores[p] = static_cast<float>(std::exp(scores[p] - largest));
       total += scores[p];
     }
     for (int64_t d = 0; d < call.padded_dim; ++d) {
       double sum = 0.0;
-      for (int64_t p = 0; p < call.positions; ++p) sum += double(scores[p]) * call.values[p * call.padded_dim + d];
+      for (int64_t p = call.skipped; p < call.positions; ++p) sum += double(scores[p]) * call.values[p * call.padded_dim + d];
       call.out[g * call.padded_dim + d] = static_cast<float>(sum / total);
     }
   }
@@ -58,6 +87,6 @@ void attend(const AttendCall& call) {
 
 }  // namespace
 
-const DecoderMath decoder_math = {rms_norm, add, rotate, gate, attend};
+const DecoderMath decoder_math = {rms_norm, layer_norm, add, rotate, gate, scale_and_cap, attend};
 
 }  // namespace gossamer::reference

@@ -37,8 +37,8 @@ void linear(const PanelView& view, int64_t part, const float* in, float* out, co
   for (int64_t i = row0 * W; i < last * W; ++i) out[i] = activate(out[i], activation);
 }
 
-void add_norm(float* x, const float* delta, const NormView& norm, int64_t) {
-  for (int64_t i = 0; i < norm.features * W; ++i) x[i] += delta[i];
+void add_norm(float* x, const float* delta, const NormView& norm, float* out, int64_t) {
+  for (int64_t i = 0; delta && i < norm.features * W; ++i) x[i] += delta[i];
   for (int64_t t = 0; t < W; ++t) {
     float mean = 0.0f, spread = 0.0f;
     for (int64_t k = 0; k < norm.features; ++k) mean += x[k * W + t];
@@ -46,8 +46,23 @@ void add_norm(float* x, const float* delta, const NormView& norm, int64_t) {
     for (int64_t k = 0; k < norm.features; ++k) spread += (x[k * W + t] - mean) * (x[k * W + t] - mean);
     spread = std::sqrt(spread / static_cast<float>(norm.features) + norm.epsilon);
     for (int64_t k = 0; k < norm.features; ++k)
-      x[k * W + t] = (x[k * W + t] - mean) / spread * norm.gain[k] + norm.shift[k];
+      out[k * W + t] = (x[k * W + t] - mean) / spread * norm.gain[k] + norm.shift[k];
   }
+}
+
+void gate(float* panel, int64_t rows, Activation activation, int64_t) {
+  const int64_t half = rows / 2 * W;
+  for (int64_t i = 0; i < half; ++i) panel[i] = activate(panel[i], activation) * panel[half + i];
+}
+
+void rotate(float* panel, int64_t heads, int64_t width, const float* turns) {
+  const int64_t half = width / 2 * W;
+  for (int64_t h = 0; h < heads; ++h, panel += width * W)
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = panel[i], b = panel[half + i], cosine = turns[i], sine = turns[half + i];
+      panel[i] = a * cosine - b * sine;
+      panel[half + i] = b * cosine + a * sine;
+    }
 }
 
 float at(const Panels& panels, int64_t feature, int64_t token) {
@@ -57,18 +72,19 @@ float at(const Panels& panels, int64_t feature, int64_t token) {
 void attend(const AttentionCall& call, float* chances) {
   for (int64_t i = 0; i < call.num_tokens; ++i) {
     float top = -INFINITY, sum = 0.0f;
-    for (int64_t j = 0; j < call.num_tokens; ++j) {
+    const auto [first, last] = keys_seen(call, i, 1);
+    for (int64_t j = first; j < last; ++j) {
       float score = 0.0f;
       for (int64_t e = 0; e < call.head_width; ++e)
         score += at(call.from, call.query + e, call.first_token + i) * at(call.from, call.key + e, call.first_token + j);
-      chances[j] = score * call.scale;
+      chances[j] = score * call.scale + (call.bias ? call.bias[i - j] : 0.0f);
       top = std::max(top, chances[j]);
     }
-    for (int64_t j = 0; j < call.num_tokens; ++j) sum += chances[j] = std::exp(chances[j] - top);
+    for (int64_t j = first; j < last; ++j) sum += chances[j] = std::exp(chances[j] - top);
     const int64_t token = call.first_token + i;
     for (int64_t e = 0; e < call.head_width; ++e) {
       float mixed = 0.0f;
-      for (int64_t j = 0; j < call.num_tokens; ++j) mixed += chances[j] * at(call.from, call.value + e, call.first_token + j);
+      for (int64_t j = first; j < last; ++j) mixed += chances[j] * at(call.from, call.value + e, call.first_token + j);
       call.into.tile(token / W)[(call.mixed + e) * W + token % W] = mixed / sum;
     }
   }
@@ -130,7 +146,7 @@ const PanelShape shapes[] = {{0, 96, 1}};
 
 }  // namespace
 
-const EncoderKernels encoder_kernels = {linear, add_block, add_norm, attend, to_panel, from_panel, shapes};
+const EncoderKernels encoder_kernels = {linear, add_block, add_norm, gate, rotate, attend, to_panel, from_panel, shapes};
 const EncoderInt8Kernels encoder_int8_kernels = {quantise, int8_linear, nullptr};
 
 }  // namespace gossamer::reference

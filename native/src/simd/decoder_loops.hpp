@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norm, rotation, gate and attention of a decoder over vectors of L floats. The compiler's own vectors:
+// Norms, rotation, gate and attention of a decoder over vectors of L floats. The compiler's own vectors:
 // there is nothing here that one instruction set says differently.
 #pragma once
 #include <cstring>
@@ -49,18 +49,63 @@ struct Loops {
     for (i = 0; i < n; ++i) y[i] = x[i] * factor * weight[i];
   }
 
-  static void add(const float* x, int64_t n, float* sum) {
-    for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
+  static void layer_norm(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* y) {
+    V sums = zero();
+    int64_t i = 0;
+    for (; i + L <= n; i += L) sums += load(x + i);
+    float total = sum(sums);
+    for (; i < n; ++i) total += x[i];
+    const float mean = total / static_cast<float>(n);
+    // The squares of what is left of the mean, and not of x: those would cancel.
+    sums = zero();
+    for (i = 0; i + L <= n; i += L) {
+      const V v = load(x + i) - mean;
+      sums += v * v;
+    }
+    total = sum(sums);
+    for (; i < n; ++i) total += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1.0f / __builtin_sqrtf(total / static_cast<float>(n) + eps);
+    for (i = 0; i < n; ++i) y[i] = (x[i] - mean) * factor * weight[i] + bias[i];
   }
 
-  static void rotate(const float* head, int64_t dim, const float* cosines, const float* sines, float scale, float* y) {
-    const int64_t half = dim / 2;
-    for (int64_t i = 0; i < half; ++i) y[i] = (head[i] * cosines[i] - head[i + half] * sines[i]) * scale;
-    for (int64_t i = 0; i < half; ++i) y[i + half] = (head[i + half] * cosines[i] + head[i] * sines[i]) * scale;
+  static void add(const float* x, int64_t n, float scale, float* sum) {
+    for (int64_t i = 0; i < n; ++i) sum[i] += x[i] * scale;
   }
 
-  static void gate(const float* gate, const float* up, int64_t n, float* y) {
-    for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + exp_poly(-gate[i])) * up[i];
+  static void rotate(const float* head, int64_t dim, int64_t pairs, const float* cosines, const float* sines,
+                     float scale, float* y) {
+    for (int64_t i = 0; i < pairs; ++i) y[i] = (head[i] * cosines[i] - head[i + pairs] * sines[i]) * scale;
+    for (int64_t i = 0; i < pairs; ++i) y[i + pairs] = (head[i + pairs] * cosines[i] + head[i] * sines[i]) * scale;
+    for (int64_t i = 2 * pairs; i < dim; ++i) y[i] = head[i] * scale;
+  }
+
+  template <class F>
+  static void gate_with(F activated, const float* gate, const float* up, int64_t n, float* y) {
+    if (up)
+      for (int64_t i = 0; i < n; ++i) y[i] = activated(gate[i]) * up[i];
+    else
+      for (int64_t i = 0; i < n; ++i) y[i] = activated(gate[i]);
+  }
+
+  static void gate(DecoderActivation activation, const float* gate, const float* up, int64_t n, float* y) {
+    switch (activation) {
+      case DecoderActivation::silu:
+        return gate_with([](float v) { return v / (1.0f + exp_poly(-v)); }, gate, up, n, y);
+      case DecoderActivation::gelu_tanh:  // 1 + tanh(u) = 2 / (1 + e^-2u)
+        return gate_with([](float v) { return v / (1.0f + exp_poly(-1.59576912f * (v + 0.044715f * v * v * v))); },
+                         gate, up, n, y);
+      case DecoderActivation::gelu:
+        return gate_with([](float v) { return 0.5f * v * (1.0f + erf_poly(v * 0.70710678f)); }, gate, up, n, y);
+      case DecoderActivation::relu:
+        return gate_with([](float v) { return v < 0.0f ? 0.0f : v; }, gate, up, n, y);  // keeps NaN
+    }
+  }
+
+  static void scale_and_cap(float* x, int64_t n, float scale, float limit) {
+    for (int64_t i = 0; i < n; ++i) x[i] *= scale;
+    if (limit == 0.0f) return;
+    const float inverse = 1.0f / limit;
+    for (int64_t i = 0; i < n; ++i) x[i] = limit * tanh_poly(x[i] * inverse);
   }
 
   // Scores of one block of positions for G heads that share the keys.
@@ -115,8 +160,8 @@ struct Loops {
     for (int g = 0; g < G; ++g)
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) acc[g][v] = zero();
-    const float* values = call.values + column;
-    for (int64_t p = 0; p < call.positions; ++p, values += call.padded_dim) {
+    const float* values = call.values + call.skipped * call.padded_dim + column;
+    for (int64_t p = call.skipped; p < call.positions; ++p, values += call.padded_dim) {
       V row[NV];
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) row[v] = load(values + v * L);
@@ -143,6 +188,8 @@ struct Loops {
                       scores + b * kKeyBlock);
     float factors[G];
     for (int g = 0; g < G; ++g) {
+      if (call.cap != 0.0f) scale_and_cap(scores + g * stride, call.positions, 1.0f, call.cap);
+      for (int64_t p = 0; p < call.skipped; ++p) scores[g * stride + p] = -__builtin_inff();
       for (int64_t p = call.positions; p < stride; ++p) scores[g * stride + p] = -__builtin_inff();
       factors[g] = 1.0f / exponentials(scores + g * stride, stride);
     }
@@ -159,7 +206,7 @@ struct Loops {
     if (call.group - first == 1) attend_heads<1>(call, first);
   }
 
-  static constexpr DecoderMath math() { return {rms_norm, add, rotate, gate, attend}; }
+  static constexpr DecoderMath math() { return {rms_norm, layer_norm, add, rotate, gate, scale_and_cap, attend}; }
 };
 
 }  // namespace

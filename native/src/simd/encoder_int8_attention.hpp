@@ -15,6 +15,7 @@ namespace gossamer {
 namespace {  // built for one instruction set
 
 constexpr int kDwords = 16;  // of a vector
+constexpr float kToPowers = 1.44269504f;  // of two, from those of e
 
 // Sixteen tokens, [feature][kTileTokens] from a lane on, as dwords of four features, `stride` dwords apart.
 struct QuantisedTokens {
@@ -85,8 +86,10 @@ struct Int8Head {
     values = reinterpret_cast<int8_t*>(value_scales + call.head_width);
   }
 
+  KeyRange all_keys() const { return {0, call.num_tokens}; }
+
   void take_keys() {
-    each_run(call, [&](int64_t tile, int64_t first, int64_t last, int64_t index) {
+    each_run(call, all_keys(), [&](int64_t tile, int64_t first, int64_t last, int64_t index) {
       const float* from = call.from.tile(tile) + call.key * kTileTokens;
       for (int64_t lane = first; lane < last; lane += kDwords, index += kDwords) {
         const QuantisedTokens made = quantise_tokens16(from + lane, call.head_width, 0, keys + index, room);
@@ -102,7 +105,7 @@ struct Int8Head {
     for (int64_t e = 0; e < call.head_width; ++e) {
       float top = 0.0f;
       const auto each_vector = [&](auto&& visit) {
-        each_run(call, [&](int64_t tile, int64_t first, int64_t last, int64_t index) {
+        each_run(call, all_keys(), [&](int64_t tile, int64_t first, int64_t last, int64_t index) {
           const float* from = call.from.tile(tile) + (call.value + e) * kTileTokens;
           for (int64_t lane = first; lane < last; lane += kDwords, index += kDwords)
             visit(PanelVec512::loadu(from + lane), last - lane, index);
@@ -127,7 +130,7 @@ struct Int8Head {
   }
 
   template <int R, int NQ>
-  __attribute__((always_inline)) void score(int64_t key, __m512 top[NQ]) const {
+  __attribute__((always_inline)) void score(int64_t first_query, int64_t key, __m512 top[NQ]) const {
     __m512i sum[R][NQ];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
@@ -149,20 +152,24 @@ struct Int8Head {
 #pragma GCC unroll 4
       for (int q = 0; q < NQ; ++q) {
         const __m512 scale = _mm512_mul_ps(_mm512_load_ps(query_scales + q * kDwords), _mm512_set1_ps(key_scales[key + r]));
-        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][q]), scale);
+        __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][q]), scale);
+        if (call.bias)
+          scaled = _mm512_fmadd_ps(_mm512_loadu_ps(call.bias + first_query - key - r + q * kDwords),
+                                   _mm512_set1_ps(kToPowers), scaled);
         top[q] = _mm512_max_ps(top[q], scaled);
         _mm512_store_ps(scores + (key + r) * kTileTokens + q * kDwords, scaled);
       }
   }
 
   template <int R, int NQ>
-  __attribute__((always_inline)) void mix(int64_t feature, float* to, int count, const __m512 inverse[NQ]) const {
+  __attribute__((always_inline)) void mix(const KeyRange& seen, int64_t feature, float* to, int count,
+                                          const __m512 inverse[NQ]) const {
     __m512i sum[R][NQ];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int q = 0; q < NQ; ++q) sum[r][q] = _mm512_setzero_si512();
-    for (int64_t j = 0; j < call.num_tokens; j += 4) {
+    for (int64_t j = seen.first / 4 * 4; j < seen.last; j += 4) {
       __m512i p[NQ];
 #pragma GCC unroll 4
       for (int q = 0; q < NQ; ++q) p[q] = _mm512_load_si512(chances + j / 4 * kTileTokens + q * kDwords);
@@ -187,10 +194,11 @@ struct Int8Head {
 
   // `count` queries from a lane of a tile on, in NQ vectors.
   template <int NQ>
-  void answer(int64_t tile, int64_t lane, int count) const {
+  void answer(int64_t tile, int64_t lane, int64_t first_query, int count) const {
+    const KeyRange seen = keys_seen(call, first_query, count);
     __m512 top[NQ], inverse[NQ];
     __m512i sum[NQ];
-    const __m512 to_powers = _mm512_set1_ps(call.scale * 1.44269504f);  // of two
+    const __m512 to_powers = _mm512_set1_ps(call.scale * kToPowers);
     for (int q = 0; q < NQ; ++q) {
       const float* from = call.from.tile(tile) + call.query * kTileTokens + lane + q * kDwords;
       const QuantisedTokens made =
@@ -199,17 +207,17 @@ struct Int8Head {
       top[q] = _mm512_set1_ps(-__builtin_inff());
       sum[q] = _mm512_setzero_si512();
     }
-    int64_t j = 0;
-    for (; j + 4 <= call.num_tokens; j += 4) score<4, NQ>(j, top);
-    for (; j < call.num_tokens; ++j) score<1, NQ>(j, top);
-    for (j = 0; j < call.num_tokens; j += 4)
+    int64_t j = seen.first;
+    for (; j + 4 <= seen.last; j += 4) score<4, NQ>(first_query, j, top);
+    for (; j < seen.last; ++j) score<1, NQ>(first_query, j, top);
+    for (j = seen.first / 4 * 4; j < seen.last; j += 4)
 #pragma GCC unroll 4
       for (int q = 0; q < NQ; ++q) {
         __m512i v[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
           const __m512 score = _mm512_load_ps(scores + (j + i) * kTileTokens + q * kDwords);
-          v[i] = j + i < call.num_tokens ? _mm512_cvtps_epi32(chance_of(_mm512_sub_ps(score, top[q])))
+          v[i] = j + i >= seen.first && j + i < seen.last ? _mm512_cvtps_epi32(chance_of(_mm512_sub_ps(score, top[q])))
                                          : _mm512_setzero_si512();
         }
         const __m512i dwords = Int8Vec512Vnni::dwords_of(v, 0);
@@ -223,8 +231,8 @@ struct Int8Head {
     }
     float* to = call.into.tile(tile) + call.mixed * kTileTokens + lane;
     int64_t e = 0;
-    for (; e + 4 <= call.head_width; e += 4) mix<4, NQ>(e, to, count, inverse);
-    for (; e < call.head_width; ++e) mix<1, NQ>(e, to, count, inverse);
+    for (; e + 4 <= call.head_width; e += 4) mix<4, NQ>(seen, e, to, count, inverse);
+    for (; e < call.head_width; ++e) mix<1, NQ>(seen, e, to, count, inverse);
   }
 };
 
@@ -238,11 +246,11 @@ inline void int8_attend(const AttentionCall& call, void* scratch) {
     const int64_t count = smaller(kTileTokens - lane, call.num_tokens - done);
     const int vectors = static_cast<int>((count + kDwords - 1) / kDwords);
     if (vectors == 1)
-      head.answer<1>(tile, lane, static_cast<int>(count));
+      head.answer<1>(tile, lane, done, static_cast<int>(count));
     else if (vectors == 2)
-      head.answer<2>(tile, lane, static_cast<int>(count));
+      head.answer<2>(tile, lane, done, static_cast<int>(count));
     else
-      head.answer<4>(tile, lane, static_cast<int>(count));
+      head.answer<4>(tile, lane, done, static_cast<int>(count));
     done += count;
   }
 }

@@ -55,8 +55,8 @@ void encoder_linear(const PanelView& view, int64_t part, const float* in, float*
 }
 
 // Norms: a lane is a token, so sums go down the features.
-template <class V, int kVectors>
-void add_norm_vectors(float* x, const float* delta, const NormView& norm, int64_t tokens) {
+template <class V, int kVectors, bool kAdds>
+void add_norm_vectors(float* x, const float* delta, const NormView& norm, float* out, int64_t tokens) {
   for (int t = 0; t < tokens; t += kVectors * V::kLanes) {
     typename V::Type mean[kVectors], spread[kVectors];
 #pragma GCC unroll 4
@@ -65,8 +65,11 @@ void add_norm_vectors(float* x, const float* delta, const NormView& norm, int64_
     for (int64_t k = 0; k < norm.features; ++k)
 #pragma GCC unroll 4
       for (int q = 0; q < kVectors; ++q) {
-        const auto v = V::add(V::load(x + at(k, q)), V::load(delta + at(k, q)));
-        V::store(x + at(k, q), v);
+        auto v = V::load(x + at(k, q));
+        if constexpr (kAdds) {
+          v = V::add(v, V::load(delta + at(k, q)));
+          V::store(x + at(k, q), v);
+        }
         mean[q] = V::add(mean[q], v);
       }
     const auto inverse = V::all(1.0f / static_cast<float>(norm.features));
@@ -85,17 +88,45 @@ void add_norm_vectors(float* x, const float* delta, const NormView& norm, int64_
       const auto gain = V::broadcast(norm.gain + k), shift = V::broadcast(norm.shift + k);
 #pragma GCC unroll 4
       for (int q = 0; q < kVectors; ++q)
-        V::store(x + at(k, q), V::fma((V::load(x + at(k, q)) - mean[q]) * spread[q], gain, shift));
+        V::store(out + at(k, q), V::fma((V::load(x + at(k, q)) - mean[q]) * spread[q], gain, shift));
     }
   }
 }
 
-template <class V>
-void encoder_add_norm(float* x, const float* delta, const NormView& norm, int64_t tokens) {
+template <class V, bool kAdds>
+void add_norm_tokens(float* x, const float* delta, const NormView& norm, float* out, int64_t tokens) {
   // As many chains of additions as hide their latency, unless there are no tokens for them.
-  const auto run = tokens > 2 * V::kLanes ? add_norm_vectors<V, 4> : tokens > V::kLanes ? add_norm_vectors<V, 2>
-                                                                                        : add_norm_vectors<V, 1>;
-  run(x, delta, norm, tokens);
+  const auto run = tokens > 2 * V::kLanes ? add_norm_vectors<V, 4, kAdds>
+                   : tokens > V::kLanes   ? add_norm_vectors<V, 2, kAdds>
+                                          : add_norm_vectors<V, 1, kAdds>;
+  run(x, delta, norm, out, tokens);
+}
+
+template <class V>
+void encoder_add_norm(float* x, const float* delta, const NormView& norm, float* out, int64_t tokens) {
+  (delta ? add_norm_tokens<V, true> : add_norm_tokens<V, false>)(x, delta, norm, out, tokens);
+}
+
+// A row at a time: it stays in L1 between its activation and its product.
+static inline void encoder_gate(float* panel, int64_t rows, Activation activation, int64_t tokens) {
+  const int64_t half = rows / 2;
+  const float* factors = panel + half * kTileTokens;
+  for (int64_t r = 0; r < half; ++r, panel += kTileTokens, factors += kTileTokens) {
+    activate_tokens(panel, 1, activation, tokens);
+    for (int i = 0; i < kTileTokens; ++i) panel[i] *= factors[i];
+  }
+}
+
+static inline void encoder_rotate(float* panel, int64_t heads, int64_t width, const float* turns) {
+  const int64_t half = width / 2 * kTileTokens;
+  for (int64_t h = 0; h < heads; ++h, panel += width * kTileTokens) {
+    float *__restrict a = panel, *__restrict b = panel + half;
+    for (int64_t i = 0; i < half; ++i) {
+      const float first = a[i], second = b[i];
+      a[i] = first * turns[i] - second * turns[half + i];
+      b[i] = second * turns[i] + first * turns[half + i];
+    }
+  }
 }
 
 // exp(v) for v <= 0, as exp_poly.
@@ -115,14 +146,15 @@ __attribute__((always_inline)) static inline typename V::Type exp_below(typename
   return p * V::two_to(shifted);
 }
 
-// Keys of a sequence tile by tile: visit(tile, first lane, last lane, index of the first key).
+// Keys of a sequence tile by tile: visit(tile, first lane, last lane, the first key).
 template <class Visit>
-__attribute__((always_inline)) static inline void each_run(const AttentionCall& call, const Visit& visit) {
-  for (int64_t done = 0; done < call.num_tokens;) {
-    const int64_t token = call.first_token + done, lane = token % kTileTokens;
-    const int64_t count = smaller(kTileTokens - lane, call.num_tokens - done);
-    visit(token / kTileTokens, lane, lane + count, done);
-    done += count;
+__attribute__((always_inline)) static inline void each_run(const AttentionCall& call, const KeyRange& keys,
+                                                           const Visit& visit) {
+  for (int64_t key = keys.first; key < keys.last;) {
+    const int64_t token = call.first_token + key, lane = token % kTileTokens;
+    const int64_t count = smaller(kTileTokens - lane, keys.last - key);
+    visit(token / kTileTokens, lane, lane + count, key);
+    key += count;
   }
 }
 
@@ -133,12 +165,15 @@ struct QueryBlock {
   static constexpr int kWidth = NQ * V::kLanes;
   const AttentionCall& call;
   const int64_t tile, lane;
+  const int64_t first_query;  // of the sequence
   const int count;
-  float* chances;
+  float* chances;  // of the first key that is seen on
+  const KeyRange seen = keys_seen(call, first_query, count);
 
   // R keys at a time: as many broadcasts as vectors of queries, all of them in registers.
   template <int R>
-  __attribute__((always_inline)) void score(const float* keys, float* to, typename V::Type top[NQ]) const {
+  __attribute__((always_inline)) void score(const float* keys, int64_t key_number, float* to,
+                                            typename V::Type top[NQ]) const {
     const float* queries = call.from.tile(tile) + call.query * kTileTokens + lane;
     typename V::Type sum[R][NQ];
 #pragma GCC unroll 4
@@ -161,7 +196,8 @@ struct QueryBlock {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int q = 0; q < NQ; ++q) {
-        const auto scaled = sum[r][q] * scale;
+        auto scaled = sum[r][q] * scale;
+        if (call.bias) scaled = V::add(scaled, V::loadu(call.bias + first_query - key_number - r + q * V::kLanes));
         top[q] = V::max(top[q], scaled);
         V::store(to + r * kWidth + q * V::kLanes, scaled);
       }
@@ -175,9 +211,9 @@ struct QueryBlock {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int q = 0; q < NQ; ++q) sum[r][q] = V::zero();
-    each_run(call, [&](int64_t key_tile, int64_t first, int64_t last, int64_t index) __attribute__((always_inline)) {
+    each_run(call, seen, [&](int64_t key_tile, int64_t first, int64_t last, int64_t key) __attribute__((always_inline)) {
       const float* values = call.from.tile(key_tile) + (call.value + feature) * kTileTokens;
-      const float* chance = chances + index * kWidth;
+      const float* chance = chances + (key - seen.first) * kWidth;
       for (int64_t j = first; j < last; ++j, chance += kWidth) {
         typename V::Type p[NQ];
 #pragma GCC unroll 4
@@ -206,14 +242,15 @@ struct QueryBlock {
       top[q] = V::all(-__builtin_inff());
       sum[q] = V::zero();
     }
-    each_run(call, [&](int64_t key_tile, int64_t first, int64_t last, int64_t index) __attribute__((always_inline)) {
-      const float* keys = call.from.tile(key_tile) + call.key * kTileTokens;
-      float* to = chances + index * kWidth;
-      int64_t j = first;
-      for (; j + kRows <= last; j += kRows, to += kRows * kWidth) score<kRows>(keys + j, to, top);
-      for (; j < last; ++j, to += kWidth) score<1>(keys + j, to, top);
+    each_run(call, seen, [&](int64_t key_tile, int64_t first, int64_t last, int64_t key) __attribute__((always_inline)) {
+      const float* keys = call.from.tile(key_tile) + call.key * kTileTokens + first;
+      float* to = chances + (key - seen.first) * kWidth;
+      const int64_t count = last - first;
+      int64_t j = 0;
+      for (; j + kRows <= count; j += kRows, to += kRows * kWidth) score<kRows>(keys + j, key + j, to, top);
+      for (; j < count; ++j, to += kWidth) score<1>(keys + j, key + j, to, top);
     });
-    for (int64_t j = 0; j < call.num_tokens; ++j)
+    for (int64_t j = 0; j < seen.last - seen.first; ++j)
 #pragma GCC unroll 4
       for (int q = 0; q < NQ; ++q) {
         float* at = chances + j * kWidth + q * V::kLanes;
@@ -236,11 +273,11 @@ void encoder_attend(const AttentionCall& call, float* scratch) {
     const int64_t token = call.first_token + done, lane = token % kTileTokens, tile = token / kTileTokens;
     int64_t count = smaller(smaller(kTileTokens - lane, call.num_tokens - done), NQ * V::kLanes);
     if (count <= V::kLanes)
-      QueryBlock<V, 1>{call, tile, lane, static_cast<int>(count), scratch}.run();
+      QueryBlock<V, 1>{call, tile, lane, done, static_cast<int>(count), scratch}.run();
     else if (count <= 2 * V::kLanes)
-      QueryBlock<V, 2>{call, tile, lane, static_cast<int>(count), scratch}.run();
+      QueryBlock<V, 2>{call, tile, lane, done, static_cast<int>(count), scratch}.run();
     else
-      QueryBlock<V, NQ>{call, tile, lane, static_cast<int>(count), scratch}.run();
+      QueryBlock<V, NQ>{call, tile, lane, done, static_cast<int>(count), scratch}.run();
     done += count;
   }
 }

@@ -191,6 +191,21 @@ class SparseMatrix:
         values = torch.cat([part.floats() for part in parts])
         return SparseMatrix(Positions(bits, shape, pattern), values)
 
+    def unstack(self, num_parts: int) -> list["SparseMatrix"]:
+        """Equally many rows each, behind one another; views, which may differ in n."""
+        rows, columns = self.shape[0] // num_parts, self.shape[1]
+        bits, pattern = self.positions.mask_bits, self.pattern
+        if bits is None:
+            masks: list[torch.Tensor | None] = [None] * num_parts
+            counts = [rows * columns] * num_parts
+        else:
+            masks = [bits[start : start + rows] for start in range(0, num_parts * rows, rows)]
+            counts = [count_bits(mask) for mask in masks if mask is not None]
+        return [
+            SparseMatrix(Positions(mask, (rows, columns), pattern), values)
+            for mask, values in zip(masks, torch.split(self.floats(), counts), strict=True)
+        ]
+
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """[R, K] of a weight of this shape: its first dimension by all others."""

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.nn.layers import Conv2d, Linear, MaskedConv2d, MaskedLinear
+from gossamer.nn.layers.experts import Experts, GroupedLinear, MaskedExperts
 from gossamer.nn.layers.parts import Form, SparseLayer
 from gossamer.nn.layers.tables import TableLayer
 
@@ -73,6 +74,9 @@ KINDS: Final = {
             Linear.settings_of,
         ),
         LayerKind("conv", "Conv2d", (nn.Conv2d,), MaskedConv2d, Conv2d, Conv2d.settings_of),
+        LayerKind(
+            "experts", "Experts", (GroupedLinear,), MaskedExperts, Experts, Experts.settings_of
+        ),
         LayerKind("table", "Table", (), None, None, lambda layer: layer.rounding),
     )
 }

@@ -21,6 +21,7 @@ __all__ = [
     "density_of",
     "holders_of",
     "matrix_of",
+    "num_parts",
     "plain_weight",
     "shape_of",
     "weight_of",
@@ -56,6 +57,11 @@ def shape_of(layer: nn.Module) -> tuple[int, ...]:
     if isinstance(layer, SparseLayer | TableLayer):
         return layer.weight_shape
     return tuple(weight_of(layer).shape)
+
+
+def num_parts(layer: nn.Module) -> int:
+    """Groups of rows that see inputs of their own: experts; 1 for every other layer."""
+    return int(getattr(layer, "num_experts", 1))
 
 
 def density_of(layer: nn.Module) -> float:

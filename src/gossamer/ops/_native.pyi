@@ -323,6 +323,13 @@ class EncoderModel:
         head_width: int,
         scale: float,
         activation: int,
+        norm_first: bool,
+        is_gated: bool,
+        frequencies: NDArray[np.float32],
+        rotation_factor: float,
+        bias: NDArray[np.float32],
+        reach: int,
+        window: int,
     ) -> None: ...
     def run(self, x: int, x_stride: int, y: int, y_stride: int, lengths: list[int]) -> None: ...
     @property
@@ -417,30 +424,22 @@ def pack_few_int_offsets(
 class Decoder:
     def add_layer(
         self,
-        attention_norm: NDArray[np.float32],
-        qkv: tuple[object, object, object],
-        out: tuple[object, object, object],
-        ffn_norm: NDArray[np.float32],
-        gate_up: tuple[object, object, object],
-        down: tuple[object, object, object],
+        weights: tuple[object, ...],
+        norms: tuple[object, ...],
+        rotation: int,
+        window: int,
+        scale: float,
     ) -> None: ...
 
 def make_decoder(
     *,
     kernels: str,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    ffn: int,
-    vocab: int,
-    context: int,
-    eps: float,
     embedding: PackedWeight,
     head: tuple[object, object, object],
-    final_norm: NDArray[np.float32],
-    cosines: NDArray[np.float32],
-    sines: NDArray[np.float32],
+    final_norm: tuple[object, object, float],
+    positions: NDArray[np.float32] | None,
+    rotations: tuple[tuple[int, NDArray[np.float32], NDArray[np.float32]], ...],
+    **sizes_and_rules: object,
 ) -> Decoder: ...
 
 class DecoderSession:
@@ -454,6 +453,11 @@ class DecoderSession:
 
 class Table: ...
 class Bags: ...
+
+class TableSet:
+    def __init__(self, tables: list[Table], paddings: list[int]) -> None: ...
+    def pairs(self, ids: int, batch: int, first: int, out: int, kernels: str) -> None: ...
+
 class RowStep: ...
 
 class RowGroups:
@@ -472,6 +476,7 @@ def table(
     half: bool,
     map: int,
     num_ids: int,
+    span: int,
 ) -> Table: ...
 def bags(
     ids: int,
@@ -536,6 +541,26 @@ class EdgeRows:
         /,
     ) -> None: ...
 
+class AttentionTiles:
+    def __init__(
+        self,
+        lists: int,
+        queries: int,
+        keys: int,
+        num_tiles: int,
+        num_masks: int,
+        by_query: tuple[int, int, int],
+        by_key: tuple[int, int, int],
+        masks: int,
+        /,
+    ) -> None: ...
+
+def attention_forward(
+    tiles: AttentionTiles, /, *args: int | float | str | tuple[int, ...]
+) -> None: ...
+def attention_backward(
+    tiles: AttentionTiles, /, *args: int | float | str | tuple[int, ...]
+) -> None: ...
 def graph_spmm(
     rows: EdgeRows,
     values: int,

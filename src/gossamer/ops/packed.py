@@ -11,7 +11,7 @@ from gossamer.formats.bits import check_bits
 from gossamer.ops import _native
 from gossamer.ops.calls import NO_GRADIENTS
 
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3, "quick_gelu": 4, "gelu_tanh": 5}
 
 
 class Packed:

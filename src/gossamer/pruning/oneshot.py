@@ -17,7 +17,8 @@ from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
 from gossamer.nn.forms import mask_in
 from gossamer.nn.layer_kinds import title_of
-from gossamer.nn.layer_weights import weight_of
+from gossamer.nn.layer_weights import num_parts, weight_of
+from gossamer.nn.layers.experts import check_tiles
 from gossamer.nn.layers.parts import check_float_weight
 from gossamer.nn.surgery import disable_fast_paths, unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
@@ -148,6 +149,8 @@ def check_layer(target: Target, pattern: Pattern) -> None:
             " The model is damaged; load it again, or add the layer to ignore=[...]."
         )
     pattern.check_shape((weight.shape[0], weight.shape[1:].numel()), where)
+    parts = num_parts(target.module)
+    check_tiles(pattern, weight.shape[0] // parts, parts, where)
 
 
 def _scores(

@@ -13,6 +13,7 @@ from torch import nn
 from gossamer.errors import InputError, RecipeError
 from gossamer.method_table import METHODS, methods_that_need
 from gossamer.nn.batch import Batch
+from gossamer.nn.moe import adopt_experts
 from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern
 from gossamer.pruning import Scorer, apply_plan, plan_oneshot
@@ -59,7 +60,9 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
     Layers become masked: they train on with their mask held, and `to_dense()` gives ordinary
     layers with exact zeros. Per layer exactly round((1 - sparsity) * numel) weights are kept
     (unstructured, uniform). An error at any step leaves the model as it was, the same layers with
-    the same numbers; for that its tensors are held a second time until the call ends.
+    the same numbers; for that its tensors are held a second time until the call ends. Experts of
+    transformers, which are 3-D Parameters, become layers first (`gossamer.nn.moe`); routers are
+    never pruned.
 
     Example:
         >>> report = gossamer.sparsify(model, sparsity=0.9)
@@ -98,6 +101,7 @@ def sparsify(  # noqa: PLR0913  (the public call: every argument is a word of th
         raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     wanted = _read(recipe, arguments)
     with unchanged_on_error(model):
+        adopt_experts(model)
         if isinstance(wanted, Recipe):
             if loss is None:
                 return execute(wanted, model, data, evaluate=evaluate)

@@ -2,8 +2,8 @@
 """Small reference models and generated data, for quickstart, tests and benchmarks.
 
 `ZOO` is the closed table of models that an artifact may name; those of graphs are in
-`gossamer.zoo.graph_nets`. `cluster_problem` makes a problem of classification that takes seconds to
-learn; `gossamer.zoo.problems` has more of them.
+`gossamer.zoo.graph_nets`, the one with experts in `gossamer.zoo.switch`. `cluster_problem` makes a
+problem of classification that takes seconds to learn; `gossamer.zoo.problems` has more of them.
 """
 
 from typing import Final
@@ -16,12 +16,14 @@ from gossamer.zoo.gpt import GPT, GPTBlock
 from gossamer.zoo.graph_nets import GraphNet, Recommender
 from gossamer.zoo.mlp import MLP
 from gossamer.zoo.problems import accuracy, cluster_problem
+from gossamer.zoo.switch import SwitchGPT
 
 # The closed table a manifest may name. Constructor arguments are checked by the classes.
 ZOO: Final[dict[str, type[nn.Module]]] = {
     "mlp": MLP,
     "tiny-encoder": TinyEncoder,
     "gpt": GPT,
+    "switch-gpt": SwitchGPT,
     "dlrm": DLRM,
     "graph-net": GraphNet,
     "recommender": Recommender,

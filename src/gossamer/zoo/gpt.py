@@ -28,12 +28,16 @@ class GPTBlock(nn.Module):
         self.act = nn.GELU()  # exact: torch computes it twice as fast as the tanh form on a CPU
         self.down = nn.Linear(ffn_width, width)
 
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """The tokens [B, T, D] after one block."""
+    def attend(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """The tokens [B, T, D] after attention, residual connection included."""
         qkv = self.qkv(self.attention_norm(x_BTD)).unflatten(-1, (3, -1, self.head_dim))
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-        x_BTD = x_BTD + self.output(mixed.transpose(1, 2).flatten(-2))
+        return x_BTD + self.output(mixed.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """The tokens [B, T, D] after one block."""
+        x_BTD = self.attend(x_BTD)
         result: torch.Tensor = x_BTD + self.down(self.act(self.up(self.ffn_norm(x_BTD))))
         return result
 
@@ -82,9 +86,7 @@ class GPT(TokenModel):
         )
         self.tied = bool(tied)
         self.recompute = bool(recompute)
-        self.blocks = nn.ModuleList(
-            GPTBlock(width, num_heads, self.ffn_width) for _ in range(num_layers)
-        )
+        self.blocks = nn.ModuleList(self._block(number) for number in range(num_layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
         if self.tied:
@@ -97,6 +99,9 @@ class GPT(TokenModel):
                 nn.init.normal_(param, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(param)
+
+    def _block(self, number: int) -> GPTBlock:
+        return GPTBlock(self.width, self.num_heads, self.ffn_width)
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Logits [B, T, V] of the token that follows each of the int64 ids [B, T].

@@ -3,7 +3,8 @@
 
 import torch
 
-from gossamer.ops.table import BITS, Bags, Rounding, Rows
+from gossamer.ops.table import Bags, Rounding, Rows
+from gossamer.ops.table.quantiser import BITS
 
 WIDTHS = (1, 2, 3, 15, 16, 17, 31, 64, 65, 130, 200)
 ROUNDINGS = (

@@ -7,8 +7,8 @@ from table_cases import floats
 
 from gossamer.errors import FormatError, InputError
 from gossamer.ops.kernels import available_kernels
-from gossamer.ops.table import BITS, PackedRows, Rounding, Rows, encode_rows
-from gossamer.ops.table.quantiser import pack_codes, raised_to_half, unpack_codes
+from gossamer.ops.table import PackedRows, Rounding, Rows, encode_rows
+from gossamer.ops.table.quantiser import BITS, pack_codes, raised_to_half, unpack_codes
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 16, 63])

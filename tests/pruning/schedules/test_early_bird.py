@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from grid_ranks import join, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -301,7 +301,8 @@ def replicas(rank):
 @pytest.mark.timeout(180)
 def test_four_ranks_select_what_one_process_would(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    mp.spawn(rank_main, (str(tmp_path),), nprocs=WORLD)
+    with started(rank_main, (str(tmp_path),), WORLD) as ranks:
+        join(ranks)
     found = [load_file(tmp_path / f"rank{rank}.safetensors") for rank in range(WORLD)]
     whole = torch.cat([s.flatten() for rank in range(WORLD) for s in rank_scores(rank)])
     for key in found[0]:

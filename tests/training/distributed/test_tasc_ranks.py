@@ -1,28 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """TASC on real ranks under DDP does what simulated ranks say, whatever the buckets; resuming."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from grid_ranks import run_on_ranks
 from safetensors.torch import load_file
 from torch import nn
 
-from gossamer.testing import Cluster
 from gossamer.testing.simulated_ranks import SimulatedRanks
 from gossamer.training.distributed.tasc import RowAdamW, RowSGD
 from gossamer.training.distributed.tasc.direct import tasc_hook
 
 RANKS, STEPS, STOP = 3, 9, 5
 SETTINGS = {"density": 0.5, "start": 2, "max_age": 5}
-
-WORKER = """
-import sys
-sys.path.insert(0, {here!r})
-from test_tasc_ranks import work
-work({folder!r})
-"""
 
 
 def build():
@@ -98,13 +90,9 @@ def work(folder):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What all ranks found, in one start: importing torch is most of it."""
+    """What all ranks found, in one start."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = WORKER.format(here=str(Path(__file__).parent), folder=str(folder))
-    with Cluster(RANKS, isolation="loopback") as cluster:
-        ended = cluster.run([sys.executable, "-c", script], timeout_seconds=250)
-    for end in ended:
-        assert end.exit_code == 0, end.errors[-3000:]
+    run_on_ranks(work, [(RANKS, str(folder))], RANKS)
     return [load_file(folder / f"{rank}.safetensors") for rank in range(RANKS)]
 
 

@@ -35,9 +35,14 @@ OWN = {
 }
 HEADS = [
     *OWN,
-    *(name for classes in answers("classes").values() for name in classes.names),
+    *(
+        name
+        for family, classes in answers("classes").items()
+        if family in answers("growth")
+        for name in classes.names
+    ),
 ]
-POST_NORM = ("Bert", "Roberta", "DistilBert")
+POST_NORM = ("Bert", "Roberta", "DistilBert", "XLMRoberta", "Camembert")
 
 
 @pytest.fixture(autouse=True)

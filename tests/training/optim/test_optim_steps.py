@@ -189,6 +189,35 @@ def test_ratios_can_be_bounded_and_switched_off():
     torch.testing.assert_close(plain, torch.full((4,), -0.5), rtol=1e-4, atol=0)
 
 
+def test_variants_of_lamb_and_lars_by_hand():
+    weight, grads = torch.tensor([3.0, 4.0]), [torch.tensor([2.0, -1.0])]
+    plain = {"betas": (0.5, 0.75), "eps": 0.0, "weight_decay": 0.0}
+    # Uncorrected: m = g / 2, v = g^2 / 4, so r = sign(g); with |w| = 5, |r| = sqrt(2).
+    found = moved(lambda p: LAMB(p, 0.1, **plain, corrected=False, adapt=False), weight, grads)
+    torch.testing.assert_close(found, torch.tensor([-0.1, 0.1]))
+    found = moved(lambda p: LAMB(p, 0.1, **plain, max_size=2.0), weight, grads)
+    torch.testing.assert_close(found, torch.tensor([-0.1, 0.1]) * 2 / 2**0.5)
+    # |w| = 5, |g| = sqrt(5), trust 0.1: local = 0.5 / sqrt(5), which is below lr 2 and above 0.1.
+    local = 0.5 / 5**0.5
+    for lr, rate in ((2.0, local), (0.1, 0.1)):
+        given = {"lr": lr, "momentum": 0.0, "trust": 0.1, "clipped": True}
+        found = moved(lambda p, given=given: LARS(p, **given), weight, grads)
+        torch.testing.assert_close(found, grads[0] * -rate)
+
+
+def test_normalised_lamb_divides_by_the_norm_of_all_gradients():
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    optimizer = LAMB([first, second], normalised=True)
+    first.grad, second.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0, 0.0])
+    optimizer.step()
+    means = [optimizer.state[p]["exp_avg"] for p in (first, second)]
+    torch.testing.assert_close(means[0], torch.tensor([0.06, 0.0]))
+    torch.testing.assert_close(means[1], torch.tensor([0.0, 0.08, 0.0]))
+    first.grad, second.grad = torch.zeros(2), None
+    optimizer.step()  # nothing to divide by
+    assert torch.isfinite(first).all()
+
+
 @pytest.mark.parametrize("name", ["lamb", "lars"])
 @pytest.mark.parametrize("history", [False, True])
 def test_layerwise_optimizers_take_the_same_steps_masked_and_compact(name, history):

@@ -41,10 +41,10 @@ from gossamer.io.artifact.skeleton import (
 from gossamer.io.huggingface import build_transformers, is_transformers
 from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
 from gossamer.nn.forms import can_mask
-from gossamer.nn.layer_kinds import title_of
+from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.layers.tables import table_of
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
-from gossamer.nn.surgery.matrix_layers import conv1d_to_linear, has_other_linears
+from gossamer.nn.surgery.known_layers import has_other_layers, to_known_layers
 from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.nn.tokens import TokenPrunedEncoder, add_token_pruning
 from gossamer.zoo import ZOO
@@ -73,10 +73,10 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
         else:
             node = _describe(model, "", 0)
         rebuilt = build(node, max_tensors=2**31, config=config)
-        others = isinstance(node, TransformersNode) and has_other_linears(rebuilt)
-        if others and not has_other_linears(model):
+        others = isinstance(node, TransformersNode) and has_other_layers(rebuilt)
+        if others and not has_other_layers(model):
             node = node.model_copy(update={"linear": True})
-            conv1d_to_linear(rebuilt)
+            to_known_layers(rebuilt)
         if isinstance(node, ZooNode | TransformersNode):
             node = node.model_copy(update={"slim": _slim_blocks(model, rebuilt)})
             shrink(rebuilt, node.slim)
@@ -118,7 +118,7 @@ def build(
         return SkeletonBuilder(max_tensors).build(node)
     model = build_transformers(node.name, config, max_tensors=max_tensors, device=device)
     if node.linear:
-        conv1d_to_linear(model)
+        to_known_layers(model)
     shrink(model, node.slim)
     _prune_tokens(model, node.tokens)
     return model
@@ -178,7 +178,8 @@ def _layer_name(module: nn.Module) -> str | None:
     table = table_of(module)
     if table is not None:
         return table.stock_name
-    return title_of(module) if can_mask(module) else _LAYER_NAMES.get(type(module))
+    kind = kind_of(module) if can_mask(module) else None
+    return _LAYER_NAMES.get(type(module)) if kind is None else kind.stock[0].__name__
 
 
 def _describe_graph(model: GraphModule) -> GraphNode:

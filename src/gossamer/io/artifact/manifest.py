@@ -199,7 +199,7 @@ class TransformersNode(_Data):
     name: ShortText
     slim: SlimBlocks = ()
     tokens: TokenPruning | None = None
-    # Whether its Conv1D layers are Linears here.
+    # Whether its Conv1D layers are Linears here, and its experts layers.
     linear: bool = False
 
 

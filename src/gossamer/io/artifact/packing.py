@@ -8,11 +8,12 @@ weights on a grid is `gossamer.nn.rounding`. On the way back every index is vali
 anything is expanded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from gossamer.errors import ArtifactError, FormatError, PatternError, RegistryError
 from gossamer.formats import FORMATS, Positions, SparseMatrix, choose_format, decode, encode
@@ -42,6 +43,8 @@ from gossamer.io.artifact.manifest import (
 from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
 from gossamer.nn.layers.parts import SparseLayer
 from gossamer.nn.layers.tables import TableLayer, TableState
+from gossamer.nn.moe import stored_experts
+from gossamer.nn.surgery.matrix_layers import conv1d_paths
 from gossamer.patterns import Pattern
 
 SHARD_BYTES = 2 * 2**30
@@ -225,13 +228,33 @@ def _scale_bytes(matrix: tuple[int, int], grid: Grid) -> int:
     return 2 * count if grid.has_offsets else count
 
 
-def transposed(inventory: Inventory, paths: Sequence[str]) -> Inventory:
-    """The same with the weights of some layers dense and turned around."""
+def as_published(inventory: Inventory, published: nn.Module) -> Inventory:
+    """The same with the tensors that transformers itself would have.
+
+    Weights of its Conv1D layers are turned around, those of experts are 3-D Parameters.
+
+    Args:
+        inventory: of the model as it is here.
+        published: a skeleton of the model as transformers builds it.
+    """
     slots = dict(inventory.slots)
-    for path in paths:
+    for path in conv1d_paths(published):
         slot = slots.get(f"{path}.weight")
         if slot is not None:
             slots[slot.name] = replace(slot, tensor=slot.dense().t().contiguous(), layer=None)
+    for path, module, stored in stored_experts(published):
+        for projection in stored:
+            name = f"{path}.{projection.name}"
+            weight, bias = slots.pop(f"{name}.weight"), slots.pop(f"{name}.bias", None)
+            tensor = projection.as_stored(weight.dense(), int(module.num_experts))  # type: ignore[arg-type]
+            moved: dict[str, Any] = {"path": path, "module": module, "layer": None}
+            slots[name] = replace(weight, attribute=projection.name, tensor=tensor, **moved)
+            if bias is not None:
+                given = bias.tensor.detach().view(len(tensor), -1)
+                attribute = f"{projection.name}_bias"
+                slots[f"{path}.{attribute}"] = replace(
+                    bias, attribute=attribute, tensor=given, **moved
+                )
     return replace(inventory, slots=slots)
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.manifest import Argument, PartNode, SlimBlock, TorchNode, ZooNode
 from gossamer.io.safe_files import MAX_DIM, MAX_DIMS
+from gossamer.nn.layers.experts import GroupedLinear
 from gossamer.nn.surgery.slimming import cut_units, find_groups
 from gossamer.zoo import ZOO
 
@@ -73,6 +74,7 @@ _RULES = {
         ("in_features out_features in_channels out_channels num_features", SIZE),
         ("num_embeddings embedding_dim num_channels", SIZE),
         ("groups num_groups embed_dim num_heads kdim vdim d_model nhead dim_feedforward", COUNT),
+        ("num_experts", COUNT),
         ("num_layers", _whole(f"an integer in [1, {MAX_LAYERS}]", 1, MAX_LAYERS)),
         ("start_dim end_dim", DIM),
         ("dim", _or_none(DIM)),
@@ -111,6 +113,7 @@ _BATCH_NORM = "num_features eps momentum affine track_running_stats"
 # Layers, and the names of their arguments.
 _ARGUMENTS: dict[type[nn.Module], str] = {
     nn.Linear: "in_features out_features bias",
+    GroupedLinear: "num_experts in_features out_features bias",
     nn.Conv1d: _CONV,
     nn.Conv2d: _CONV,
     nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq"

@@ -34,9 +34,9 @@ from gossamer.io.artifact.packing import (
     BYTES_PER_PIECE,
     SHARD_BYTES,
     Arrays,
+    as_published,
     cut_shards,
     plan_pieces,
-    transposed,
 )
 from gossamer.io.huggingface import config_of
 from gossamer.io.pruners.compressed_tensors import bitmask_settings, row_offsets
@@ -47,7 +47,6 @@ from gossamer.io.safe_files.dtypes import DTYPE_NAMES
 from gossamer.io.safe_files.manifests import MANIFEST_FILE, FileEntry, producer
 from gossamer.io.safe_files.tensors import write_file
 from gossamer.nn.layers.parts import SparseLayer
-from gossamer.nn.surgery.matrix_layers import conv1d_paths
 
 INDEX_FILE = "model.safetensors.index.json"
 _WEIGHT = ".weight"
@@ -110,7 +109,7 @@ def save(
         # What any tool reads has the layers that transformers itself would have.
         architecture = architecture.model_copy(update={"linear": False})
         published = build(architecture, max_tensors=2**31, config=config)
-        inventory = transposed(inventory, conv1d_paths(published))
+        inventory = as_published(inventory, published)
     pieces, entries = plan_pieces(inventory, kind)
     shards = cut_shards(pieces, SHARD_BYTES)
     documents = _check_beside(beside) | _documents(config, report)

@@ -19,7 +19,7 @@ from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_
 from gossamer.io.safe_files.checks import check_memory
 from gossamer.io.safe_files.documents import read_object
 from gossamer.named_files import is_inside
-from gossamer.nn.surgery.matrix_layers import conv1d_to_linear
+from gossamer.nn.surgery.known_layers import to_known_layers
 
 # Layers a config.json may ask for where no file says how many tensors there are.
 _MAX_SKELETON_TENSORS = 10_000
@@ -41,8 +41,8 @@ def load_pretrained(
     Every weight the class needs must be there and every weight there must be used: nothing is
     initialised at random and nothing is dropped. Masks that the files hold (sparse-bitmask of
     compressed-tensors, `weight_orig` and `weight_mask` of torch.nn.utils.prune) come back as
-    masked layers with their patterns detected. The Conv1D layers of GPT-2 become Linears, which can
-    be pruned weight by weight.
+    masked layers with their patterns detected. Conv1D layers of GPT-2 become Linears and experts
+    become layers: both can be pruned weight by weight.
 
     Args:
         directory: as written by `save_pretrained`.
@@ -103,7 +103,7 @@ def from_tensors(
             ignore_mismatched_sizes=True,  # they are reported, and refused below with both shapes
         )
     _check_complete(info, name, where)
-    return conv1d_to_linear(model.eval())
+    return to_known_layers(model.eval())
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

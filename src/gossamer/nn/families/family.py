@@ -6,7 +6,7 @@ family needs transformers to be installed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -30,6 +30,8 @@ class BlockParts:
         head_counts: attributes that hold the number of query heads.
         head_widths: attributes that hold query heads times head_dim.
         segments: how many projections are stacked in each of `projections`.
+        expansion_segments: how many are stacked in each of `expansions`: 2 for gate and up in one.
+        whole: why its heads and filters are not cut out, nor shared by ranks; empty: they can be.
     """
 
     block: str
@@ -45,6 +47,8 @@ class BlockParts:
     head_counts: tuple[str, ...] = ()
     head_widths: tuple[str, ...] = ()
     segments: int = 1
+    expansion_segments: int = 1
+    whole: str = ""
 
     @property
     def key(self) -> str:
@@ -81,31 +85,95 @@ class Chain:
 
 @dataclass(frozen=True)
 class EncoderFacts:
-    """A stack of post-norm blocks, which one native call can run.
+    """A stack of blocks that attend to all tokens, which one native call can run.
+
+    Whether norms come first and feed-forward parts have gates is asked of `BlockParts`. Names are
+    relative to the module that runs the blocks, or to a block where that is said.
 
     Attributes:
         plain_model: module and class of a model whose plain call is embeddings, encoder and pooler
             and nothing else; empty if there is none.
+        layers: the list of the blocks.
+        groups: where the entries of `layers` are no blocks, their list of them. Entries are shared:
+            they take turns until the configuration's number of layers has run.
+        is_model: the module that runs the blocks also embeds; the list alone is replaced then.
+        front: a module that it calls before the first block.
+        config: name of the configuration's class; other stacks of such blocks hide later tokens.
+        scales: modules of a block that multiply what attention and feed-forward part give, and the
+            name of their Parameter behind them.
+        rotary: module with the frequencies by which queries and keys are turned.
+        window: attribute of a block, one more than the farthest distance at which it sees, or None.
+        bias: method that gives what is added to scores [1, H, T, T] of hidden states [1, T, D]; it
+            depends on distances only.
+        bias_table: the module that it reads.
     """
 
     plain_model: str = ""
+    layers: str = "layer"
+    groups: str = ""
+    is_model: bool = False
+    front: str = ""
+    config: str = ""
+    scales: tuple[str, ...] = ()
+    rotary: str = ""
+    window: str = ""
+    bias: str = ""
+    bias_table: str = ""
 
 
 @dataclass(frozen=True)
 class DecoderFacts:
-    """RMSNorm, rotated halves, grouped queries and SwiGLU, which the native decoder runs.
+    """Which switches of the native decoder a family needs; without any, it is a Llama.
+
+    An attribute is a dotted path from the block, or from the model where that is said. An empty one
+    means that the family has no such thing.
 
     Attributes:
         model: name of the class that gives logits.
-        chain: of that class.
+        chain: of that class: the first of its `front` is the table of tokens, its `back` are the
+            last norm and the head.
         block: the parts of its layers.
-        rotary: the module that holds the frequencies of the rotation.
+        scale: attribute with the factor of the scores.
+        norm: "rms", "rms + 1" if a weight is the distance from 1, or "layer".
+        norms_in: norms of what attention and feed-forward part read; None: those of `block`.
+        norms_out: norms of what they give, before it is added.
+        head_norms: norms of queries and keys, of each head or of all as one.
+        rotary: module of the model that holds the frequencies of the rotation.
+        rotary_by_type: attribute of a layer with the kind of frequencies that it uses.
+        rotates: attribute that says whether a layer rotates; empty: all do.
+        positions: module of the model with learned positions.
+        window: attribute with the number of positions that a layer attends to.
+        score_cap: attribute with the soft cap of the scores.
+        parallel: attribute that says whether attention and feed-forward part read the same.
+        interleaved: rows of the one projection are query, key and value of each head in turn.
+        residual_scale: attribute with the factor of what is added.
+        embedding_scale: attribute of the model with the factor of the embeddings.
+        logits_divisor: attribute of the model.
+        logits_cap: attribute of the model with the soft cap of the logits.
+        requires: attributes of the model, and whether they must be set.
     """
 
     model: str
     chain: Chain
     block: BlockParts
-    rotary: str
+    scale: str = "self_attn.scaling"
+    norm: Literal["rms", "rms + 1", "layer"] = "rms"
+    norms_in: tuple[str, ...] | None = None
+    norms_out: tuple[str, ...] = ()
+    head_norms: tuple[str, ...] = ()
+    rotary: str = ""
+    rotary_by_type: str = ""
+    rotates: str = ""
+    positions: str = ""
+    window: str = ""
+    score_cap: str = ""
+    parallel: str = ""
+    interleaved: bool = False
+    residual_scale: str = ""
+    embedding_scale: str = ""
+    logits_divisor: str = ""
+    logits_cap: str = ""
+    requires: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,17 +207,25 @@ class ClassNames:
         prefix: how the names of its classes begin, that of its configuration included.
         heads: how they end.
         activation: field of the configuration that names the activation.
+        config: name of the configuration's class; empty if it begins like the others.
     """
 
     model_type: str
     prefix: str
     heads: tuple[str, ...]
     activation: str
+    config: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of all its classes."""
         return tuple(self.prefix + head for head in self.heads)
+
+
+# Of a block with gate and up, and with projections of their own.
+GGUF_LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+# Where all projections are one matrix, and nothing is gated or gate and up are one, too.
+GGUF_FUSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True)
@@ -163,14 +239,33 @@ class GgufNames:
         linears: of a block, in the order of `BlockParts.linears`.
         front: in the order of the chain's `front`.
         back: in the order of the chain's `back`.
+        more: further tensors of a block -> its modules.
+        rows: "pairs" if rows of queries and keys are stored as pairs that rotate, "stacked" if one
+            projection has all queries before all keys, and torch has each head in turn.
+        settings: fields of the configuration -> settings of the file, where it has them.
+        renamed: what the configuration calls a field otherwise than Llama's; "eps" for norms.
+        fixed: fields that no file holds.
+        partial: heads may rotate in some of their columns.
+        long_rope: files may hold factors of frequencies for short and long texts.
+        local_theta: base of the frequencies of local layers, which no file holds.
+        wide_scale_at: blocks of the one size whose scores are scaled by width / heads.
     """
 
     architecture: str
     model: str
-    norms: tuple[str, ...]
-    linears: tuple[str, ...]
-    front: tuple[str, ...]
-    back: tuple[str, ...]
+    norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    linears: tuple[str, ...] = GGUF_LINEARS
+    front: tuple[str, ...] = ("token_embd",)
+    back: tuple[str, ...] = ("output_norm", "output")
+    more: Mapping[str, str] = field(default_factory=dict)
+    rows: Literal["", "pairs", "stacked"] = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=lambda: {"eps": "rms_norm_eps"})
+    fixed: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    partial: bool = False
+    long_rope: bool = False
+    local_theta: float | None = None
+    wide_scale_at: int = 0
 
 
 Role = Literal["table", "embedding", "norm", "last norm", "inner", "head", "logits", "classifier"]
@@ -230,8 +325,8 @@ class Family:
 
     name: str
     block: BlockParts | str = "it has no transformer blocks"
-    encoder: EncoderFacts | str = "the native encoder runs layers that attend to all and norm last"
-    decoder: DecoderFacts | str = "the native decoder runs RMSNorm, rotated positions and SwiGLU"
+    encoder: EncoderFacts | str = "the native encoder runs layers that attend to all tokens"
+    decoder: DecoderFacts | str = "the native decoder runs layers that hide later tokens"
     tokens: TokenFacts | str = "tokens are dropped where attention and its output are called apart"
     positions: PositionFacts | str = PositionFacts()
     chains: dict[str, Chain] | str = "it was never cut into the stages of a pipeline"
@@ -242,7 +337,8 @@ class Family:
 
 def transformers_path(model_type: str, name: str) -> str:
     """Module and class of a model of transformers."""
-    return f"transformers.models.{model_type}.modeling_{model_type}.{name}"
+    folder = model_type.replace("-", "_")
+    return f"transformers.models.{folder}.modeling_{folder}.{name}"
 
 
 def transformers_chain(base: str, layers: str, front: str, back: str, head: str) -> Chain:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama, and the families whose layers are written like it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from gossamer.nn.families.family import (
     BlockParts,
@@ -17,11 +19,31 @@ from gossamer.nn.families.family import (
 LLAMA_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 
 
-def llama_like(name: str, model_type: str, prefix: str) -> Family:
-    """A family whose layers are RMSNorm, rotated halves, grouped queries and SwiGLU."""
-    parts = ("layers", "embed_tokens", "norm")
-    model, chain = f"{prefix}ForCausalLM", transformers_chain("model", *parts, "lm_head")
-    block = BlockParts(
+LLAMA_WINDOW = "self_attn.sliding_window"
+LLAMA_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+GGUF_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+def llama_like(
+    name: str,
+    model_type: str,
+    prefix: str,
+    *,
+    block: Mapping[str, Any] | None = None,
+    decoder: Mapping[str, Any] | None = None,
+) -> Family:
+    """A family whose modules are named like those of Llama.
+
+    Args:
+        name: what people call it.
+        model_type: what config.json calls it.
+        prefix: how the names of its classes begin.
+        block: in what its `BlockParts` differ.
+        decoder: in what its `DecoderFacts` differ.
+    """
+    names = ("layers", "embed_tokens", "norm")
+    model, chain = f"{prefix}ForCausalLM", transformers_chain("model", *names, "lm_head")
+    parts = BlockParts(
         block=transformers_path(model_type, f"{prefix}DecoderLayer"),
         projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         output="self_attn.o_proj",
@@ -33,11 +55,13 @@ def llama_like(name: str, model_type: str, prefix: str) -> Family:
         norms=("input_layernorm", "post_attention_layernorm"),
         norm_first=True,
     )
+    parts = replace(parts, **(block or {}))
+    facts = DecoderFacts(model, chain, parts, rotary="model.rotary_emb")
     return Family(
         name=name,
-        block=block,
-        decoder=DecoderFacts(model, chain, block, rotary="model.rotary_emb"),
-        chains={f"{prefix}Model": transformers_chain("", *parts, ""), model: chain},
+        block=parts,
+        decoder=replace(facts, **(decoder or {})),
+        chains={f"{prefix}Model": transformers_chain("", *names, ""), model: chain},
         classes=ClassNames(model_type, prefix, LLAMA_HEADS, activation="hidden_act"),
         growth=GrowthFacts(
             width=("hidden_size",),
@@ -60,12 +84,5 @@ def llama_like(name: str, model_type: str, prefix: str) -> Family:
 
 FAMILY = replace(
     llama_like("Llama", "llama", "Llama"),
-    gguf=GgufNames(
-        "llama",
-        "LlamaForCausalLM",
-        norms=("attn_norm", "ffn_norm"),
-        linears=("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
-        front=("token_embd",),
-        back=("output_norm", "output"),
-    ),
+    gguf=GgufNames("llama", "LlamaForCausalLM", rows="pairs"),
 )

@@ -6,6 +6,8 @@ from dataclasses import replace
 from gossamer.nn.families.llama import llama_like
 
 FAMILY = replace(
-    llama_like("Mistral", "mistral", "Mistral"),
+    llama_like(
+        "Mistral", "mistral", "Mistral", decoder={"window": "self_attn.config.sliding_window"}
+    ),
     gguf="its gguf files say they are llama and are read as such",
 )

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2: the layers of Llama, with biases in the projections."""
+"""Qwen2: the layers of Llama, with biases in the projections and windows in some layers."""
 
 from dataclasses import replace
 
-from gossamer.nn.families.llama import llama_like
+from gossamer.nn.families.family import GgufNames
+from gossamer.nn.families.llama import LLAMA_WINDOW, llama_like
 
 FAMILY = replace(
-    llama_like("Qwen2", "qwen2", "Qwen2"),
-    gguf="its gguf files hold biases, which the reader does not know",
+    llama_like("Qwen2", "qwen2", "Qwen2", decoder={"window": LLAMA_WINDOW}),
+    gguf=GgufNames("qwen2", "Qwen2ForCausalLM"),
 )

@@ -17,6 +17,7 @@ FAMILY = Family(
         norms=("attention_norm", "ffn_norm"),
         norm_first=True,
     ),
+    encoder="it is for tests and examples, which run layer by layer",
     tokens="its block computes attention itself, so nothing says how much a token is looked at",
     chains={"TinyEncoder": Chain("layers", ("tokens", "positions"), ("norm", "pool", "head"))},
     growth=GrowthFacts(

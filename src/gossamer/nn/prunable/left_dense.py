@@ -22,6 +22,7 @@ from gossamer.nn.layers.tables import TableLayer
 _MASKED_KINDS = tuple(kind for kind in KINDS.values() if kind.has_masks)
 PRUNABLE = tuple(stock for kind in _MASKED_KINDS for stock in kind.stock)
 HEAD_NAMES = frozenset({"lm_head", "head", "classifier"})
+ROUTER_NAMES = frozenset({"router", "shared_expert_gate"})
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TableLayer)
 
 _KNOWN_FORWARDS = {known.forward for kind in _MASKED_KINDS for known in (*kind.stock, kind.masked)}
@@ -53,8 +54,11 @@ def has_own_forward(module: nn.Module) -> bool:
 
 
 def is_head(name: str) -> bool:
-    """Whether the last part of a dotted name says that the layer gives the model's answer."""
-    return name.rsplit(".", 1)[-1] in HEAD_NAMES
+    """Whether the last part of a dotted name says that the layer gives the model's answer.
+
+    Layers that choose experts count as such: they are small, and what they say decides much.
+    """
+    return name.rsplit(".", 1)[-1] in HEAD_NAMES | ROUTER_NAMES
 
 
 # Smaller parts are in the data of a report, not on its lines.
@@ -63,6 +67,7 @@ _MAX_NAMES = 3
 _TIED = "embeddings and the layers tied to them, left out by default"
 _EMBEDDINGS = "embeddings, which are looked up and not multiplied"
 _HEADS = "heads, left out by default"
+_ROUTERS = "routers, left out by default"
 _NO_TARGETS = "layers that were not among the targets"
 _COMPUTED = (
     "weights that are computed (parametrization, weight_norm, torch.nn.utils.prune), which cannot"
@@ -156,6 +161,8 @@ def _reason(param: nn.Parameter, places: list[tuple[str, nn.Module]], key: str) 
     if isinstance(module, PRUNABLE):
         if has_own_forward(module):
             return f"{kind} layers with a forward of their own, which cannot be pruned"
+        if name.rsplit(".", 1)[-1] in ROUTER_NAMES:
+            return _ROUTERS
         return _HEADS if is_head(name) else _NO_TARGETS
     if param.ndim > 2 and not type(module).__module__.startswith("torch.nn."):
         return f"{param.ndim}-D parameters of {kind}, which cannot be pruned"

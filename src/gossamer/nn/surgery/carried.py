@@ -18,6 +18,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from gossamer.nn.layer_kinds import KINDS
 from gossamer.nn.layers import CompactWeight, MaskedOutProj
+from gossamer.nn.layers.experts import GroupedLinear
 from gossamer.nn.layers.tables import Embedding, EmbeddingBag
 from gossamer.nn.surgery.left import LEFT
 
@@ -135,11 +136,14 @@ for _kind in KINDS.values():
         _TENSORS[_kind.stock[0]] = _WEIGHTS
         _TENSORS[_kind.masked] = _MASKED
         _TENSORS[_kind.compact] = frozenset({"values", "bias", "mask_bits"})
+for _stock in (nn.Embedding, nn.EmbeddingBag):
+    _TENSORS[_stock] = frozenset({"weight"})
 for _table in (Embedding, EmbeddingBag):
     _TENSORS[_table] = frozenset({"weight", "row_map", "scales", "top", "counts"})
 # Attributes that gossamer leaves on layers, that compact layers have, and that packed ones have.
 _NOTES = frozenset({"pattern", "gradient_sum", "choices", LEFT})
 _COMPACT = frozenset({"matrix_shape", "mode", "settings", "_dense", "_dense_source", "_home"})
+_COMPACT |= {"_counted"}
 _TAKEN = frozenset({"runs", "format", "density", "packed", "settings", "dense_weight"})
 
 
@@ -149,7 +153,7 @@ def carried(layer: nn.Module, *, inherits_hooks: bool = False) -> str | None:
     Plain attributes are no obstacle: `hand_over` gives them to the new layer.
 
     Args:
-        layer: Linear, Conv2d or BatchNorm2d, stock, masked or compact.
+        layer: Linear, Conv2d, BatchNorm2d or a table, stock, masked or compact.
         inherits_hooks: the new layer is a module like the old one and gets its hooks by
             `gossamer.nn.surgery.inherit_hooks`.
     """
@@ -197,4 +201,6 @@ def _stock_attributes() -> frozenset[str]:
     """Those that layers have from their constructors."""
     stock = (nn.Conv2d(1, 1, 1, device="meta"), nn.Linear(1, 1, device="meta"))
     more = (nn.BatchNorm2d(1, device="meta"), Embedding(1, 1, device="meta"))
-    return frozenset().union(*map(vars, (*stock, *more)))
+    tables = (nn.Embedding(1, 1, device="meta"), nn.EmbeddingBag(1, 1, device="meta"))
+    experts = GroupedLinear(1, 1, 1, device="meta")
+    return frozenset().union(*map(vars, (*stock, *more, *tables, experts)))

@@ -59,10 +59,15 @@ class TokenTrace:
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What a BERT model reads from its encoder."""
+    """What a model reads from its encoder, by name or by number."""
 
     last_hidden_state: torch.Tensor
     past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        return getattr(self, index) if isinstance(index, str) else (self.last_hidden_state,)[index]
 
 
 class TokenPrunedEncoder(nn.Module):

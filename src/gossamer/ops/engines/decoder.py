@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama-type decoder that runs natively from token numbers to logits, one call per step.
+"""A decoder that runs natively from token numbers to logits, one call per step.
 
 Legend: T tokens, V vocabulary, D width of a head.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from gossamer.out_of_memory import names_memory
 
 __all__ = [
     "DecoderBlock",
+    "DecoderNorm",
+    "DecoderRules",
     "DecoderShape",
     "NativeDecoder",
     "NativeSession",
@@ -36,7 +39,56 @@ class DecoderShape:
     ffn: int
     vocab: int
     context: int
+
+
+# What the feed-forward part may compute, by the number that native code gives it.
+DECODER_ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+
+
+@dataclass(frozen=True)
+class DecoderRules:
+    """What holds for all layers of a decoder; the defaults are those of Llama.
+
+    Attributes:
+        activation: a key of `DECODER_ACTIVATIONS`.
+        layer_norm: norms subtract the mean and have a bias.
+        gated: the feed-forward part multiplies gate and up; else it has up alone.
+        parallel: the feed-forward part reads what attention reads, not its sum.
+        interleaved: rows of `qkv` are query, key and value of one head, then of the next.
+        embedding_scale: factor of the embeddings.
+        residual_scale: factor of what attention and feed-forward part add.
+        logits_scale: factor of the logits.
+        score_cap: scores stay softly below it; 0: they are free.
+        logits_cap: the same for logits.
+    """
+
+    activation: str = "silu"
+    layer_norm: bool = False
+    gated: bool = True
+    parallel: bool = False
+    interleaved: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    score_cap: float = 0.0
+    logits_cap: float = 0.0
+
+    def native(self) -> dict[str, object]:
+        """As the native decoder takes them."""
+        return vars(self) | {"activation": DECODER_ACTIVATIONS[self.activation]}
+
+
+@dataclass(frozen=True)
+class DecoderNorm:
+    """RMSNorm, or with a bias LayerNorm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
     eps: float
+
+    def native(self) -> tuple[object, object, float]:
+        """As the native decoder takes it."""
+        return float_array(self.weight), optional_array(self.bias), self.eps
 
 
 @dataclass(frozen=True)
@@ -71,14 +123,24 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class DecoderBlock:
-    """One layer: rows of `qkv` are queries, keys, values, those of `gate_up` gate and up."""
+    """One layer: rows of `qkv` are queries, keys, values, those of `gate_up` gate and up.
 
-    attention_norm: torch.Tensor
+    Attributes:
+        norms: of what attention reads and gives, of what the feed-forward part reads and gives, of
+            queries and of keys: of each head, or of all as one. None: there is no such norm.
+        rotation: number of the angles that turn its heads; -1: they are not turned.
+        window: positions that a token attends to, its own included; 0: all.
+        scale: of the scores.
+    """
+
     qkv: PackedLayer
     out: PackedLayer
-    ffn_norm: torch.Tensor
     gate_up: PackedLayer
     down: PackedLayer
+    norms: tuple[DecoderNorm | None, ...]
+    rotation: int
+    window: int
+    scale: float
 
     @property
     def linears(self) -> tuple[PackedLayer, ...]:
@@ -95,7 +157,9 @@ class NativeDecoder:
         blocks: the layers.
         final_norm: [width].
         head: [V, width]; may be the embedding.
-        angles: (cosines, sines) [context, D / 2].
+        rotations: (cosines, sines), each [context, rotated pairs of a head].
+        positions: [context, width], added to the embeddings; or None.
+        rules: what holds for all layers; None: those of Llama.
     """
 
     @names_memory("packing a decoder", "Free memory.")
@@ -104,29 +168,34 @@ class NativeDecoder:
         shape: DecoderShape,
         embedding: PackedWeight,
         blocks: list[DecoderBlock],
-        final_norm: torch.Tensor,
+        final_norm: DecoderNorm,
         head: PackedLayer,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        rotations: list[tuple[torch.Tensor, torch.Tensor]],
+        positions: torch.Tensor | None = None,
+        rules: DecoderRules | None = None,
     ) -> None:
         self.shape = shape
         try:
             self._native = _native.make_decoder(
                 kernels=active_kernels(),
                 **vars(shape),
+                **(rules or DecoderRules()).native(),
                 embedding=embedding._native,
                 head=head.native(),
-                final_norm=float_array(final_norm),
-                cosines=float_array(angles[0].flatten()),
-                sines=float_array(angles[1].flatten()),
+                final_norm=final_norm.native(),
+                positions=None if positions is None else float_array(positions.flatten()),
+                rotations=tuple(
+                    (cosines.shape[1], float_array(cosines.flatten()), float_array(sines.flatten()))
+                    for cosines, sines in rotations
+                ),
             )
             for block in blocks:
                 self._native.add_layer(
-                    float_array(block.attention_norm),
-                    block.qkv.native(),
-                    block.out.native(),
-                    float_array(block.ffn_norm),
-                    block.gate_up.native(),
-                    block.down.native(),
+                    tuple(linear.native() for linear in block.linears),
+                    tuple(None if norm is None else norm.native() for norm in block.norms),
+                    block.rotation,
+                    block.window,
+                    block.scale,
                 )
         except ValueError as error:
             raise KernelError(

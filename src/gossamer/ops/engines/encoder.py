@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole stack of encoder layers in one native call (native/include/gossamer/encoder.hpp).
 
-Legend: N tokens of all sequences, D features.
+Legend: N tokens of all sequences, D features, H heads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,10 +19,12 @@ from gossamer.ops.packed import ACTIVATIONS, Packed
 from gossamer.out_of_memory import names_memory
 
 __all__ = [
+    "DistanceBias",
     "EncoderBlock",
     "Norm",
     "PackedEncoder",
     "Product",
+    "Rotation",
 ]
 
 
@@ -55,20 +57,71 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """Queries and keys are turned by their position times a frequency per pair of features.
+
+    Attributes:
+        frequencies: [head_width / 2]; none where they are not turned.
+        factor: of cosines and sines.
+    """
+
+    frequencies: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class DistanceBias:
+    """What is added to the score of a query and a key by the distance between them.
+
+    Attributes:
+        by_distance: [H or 1, 2 reach - 1], query minus key ascending; farther ones are the
+            outermost. Empty where nothing is added.
+        window: the farthest key that is seen; 0: all are.
+    """
+
+    by_distance: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    window: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Distances of one sign that have a value of their own; 0 for none."""
+        return (self.by_distance.shape[1] + 1) // 2
+
+
+@dataclass(frozen=True)
 class EncoderBlock:
-    """One post-norm layer: attention, norm of its sum with the input, the same for feed-forward."""
+    """One layer: attention, then feed-forward, each added to what it reads.
+
+    Attributes:
+        qkv: queries, keys and values of all heads, in this order.
+        up: into the feed-forward part; gate and up where it is gated.
+        attention_norm: of the sum, or of what attention reads where norms come first; None there
+            for nothing.
+        output_norm: the same of the feed-forward part.
+        norm_first: whether norms come first.
+        is_gated: `down` reads act(first half) * second half of what `up` gives.
+    """
 
     qkv: Product
     out: Product
     up: Product
     down: Product
-    attention_norm: Norm
-    output_norm: Norm
+    attention_norm: Norm | None
+    output_norm: Norm | None
     epsilon: float
     heads: int
     head_width: int
     scale: float
     activation: str
+    norm_first: bool = False
+    is_gated: bool = False
+    rotation: Rotation = Rotation()
+    bias: DistanceBias = DistanceBias()
+
+    @property
+    def knows_positions(self) -> bool:
+        """Whether it matters how far apart two tokens are."""
+        return bool(len(self.rotation.frequencies) or self.bias.reach or self.bias.window)
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -86,6 +139,7 @@ class PackedEncoder(Packed):
 
     Attributes:
         precision: the lowest that a product is computed in.
+        knows_positions: whether it matters how far apart two tokens are.
         kernels: which kernel runs each layer, by its name.
         not_usable: plug-ins that could run a layer, but not inside this call.
     """
@@ -97,6 +151,7 @@ class PackedEncoder(Packed):
         self.features = features
         self.precision = "fp32"
         self.num_layers = len(layers)
+        self.knows_positions = any(layer.knows_positions for layer in layers)
         self.nbytes = 0
         self.kernels: dict[str, str] = {}
         self.not_usable: set[str] = set()
@@ -104,26 +159,39 @@ class PackedEncoder(Packed):
         numel = sum(matrix.positions.numel for matrix in matrices)
         self.density = sum(matrix.nnz for matrix in matrices) / max(numel, 1)
         self._native = _native.EncoderModel(active_kernels(), features)
+        shared: dict[int, list[_native.PanelLinear]] = {}
         for layer in layers:
-            self._add(layer, precision)
+            # A layer that runs several times is packed once.
+            if id(layer) not in shared:
+                shared[id(layer)] = [self._pack(part, precision) for part in layer.products]
+                self.nbytes += sum(part.nbytes for part in shared[id(layer)])
+            self._add(layer, shared[id(layer)])
 
-    def _add(self, layer: EncoderBlock, precision: str) -> None:
-        qkv, out, up, down = packed = [self._pack(part, precision) for part in layer.products]
-        self.nbytes += sum(part.nbytes for part in packed)
+    def _add(self, layer: EncoderBlock, packed: list[_native.PanelLinear]) -> None:
+        qkv, out, up, down = packed
+        attention_gain, attention_shift = _norm_arrays(layer.attention_norm)
+        output_gain, output_shift = _norm_arrays(layer.output_norm)
         self._native.add_layer(
             qkv,
             out,
             up,
             down,
-            attention_gain=_array(layer.attention_norm.weight),
-            attention_shift=_array(layer.attention_norm.bias),
-            output_gain=_array(layer.output_norm.weight),
-            output_shift=_array(layer.output_norm.bias),
+            attention_gain=attention_gain,
+            attention_shift=attention_shift,
+            output_gain=output_gain,
+            output_shift=output_shift,
             epsilon=layer.epsilon,
             heads=layer.heads,
             head_width=layer.head_width,
             scale=layer.scale,
             activation=ACTIVATIONS[layer.activation],
+            norm_first=layer.norm_first,
+            is_gated=layer.is_gated,
+            frequencies=_array(layer.rotation.frequencies),
+            rotation_factor=layer.rotation.factor,
+            bias=_array(layer.bias.by_distance.flatten()),
+            reach=layer.bias.reach,
+            window=layer.bias.window,
         )
 
     def _pack(self, linear: Product, precision: str) -> _native.PanelLinear:
@@ -150,6 +218,11 @@ class PackedEncoder(Packed):
             stride, here, there = self.features, address(x_ND, "encoder"), address(y_ND, "encoder")
             self._native.run(here, stride, there, stride, list(lengths))
         return y_ND
+
+
+def _norm_arrays(norm: Norm | None) -> tuple["_native.FloatArray", "_native.FloatArray"]:
+    given = Norm(torch.empty(0), torch.empty(0)) if norm is None else norm
+    return _array(given.weight), _array(given.bias)
 
 
 def _array(values: torch.Tensor) -> "_native.FloatArray":

@@ -12,7 +12,7 @@ from gossamer.ops.calls import define_op
 from gossamer.ops.dispatch import Kernel, add_kernels
 from gossamer.ops.table.bags import Bags
 from gossamer.ops.table.lookup import is_native, pool_by_torch, pool_into
-from gossamer.ops.table.quantiser import BITS, Rounding
+from gossamer.ops.table.quantiser import BITS, Granularity, Rounding
 from gossamer.ops.table.rows import Rows
 
 
@@ -68,9 +68,9 @@ def _versions(*held: torch.Tensor | None) -> list[tuple[int, object] | None]:
 def _looked_up(packed: PackedRows, bags: Bags) -> torch.Tensor:
     rows = packed.rows
     rounding = rows.rounding
-    seen = (
-        (0, 0, 0) if rounding is None else (rounding.bits, int(rounding.by_row), int(rounding.half))
-    )
+    seen = (0, 0, 0, 0)
+    if rounding is not None:
+        seen = (rounding.bits, int(rounding.by_row), int(rounding.half), rounding.span)
     tensors = (rows.data, rows.scales, rows.row_map, bags.ids, bags.offsets, bags.weights)
     numbers = (rows.width, bags.bag_size, bags.num_bags, int(bags.mean), bags.padding, *seen)
     y: torch.Tensor = table_lookup(*tensors, list(numbers))
@@ -93,8 +93,9 @@ def table_lookup(
     numbers: list[int],
 ) -> torch.Tensor:
     """A call of PackedRows as an op that torch.compile, export and tracers can see."""
-    width, bag_size, num_bags, mean, padding, bits, by_row, half = numbers
-    rounding = Rounding(bits, "row" if by_row else "table", bool(half)) if bits else None
+    width, bag_size, num_bags, mean, padding, bits, by_row, half, span = numbers
+    shared: Granularity = "span" if span else "row" if by_row else "table"
+    rounding = Rounding(bits, shared, bool(half), span) if bits else None
     rows = Rows(data, width, rounding, scales, row_map)
     bags = Bags(ids, offsets, bag_size, num_bags, weights, bool(mean), padding)
     return PackedRows(rows)(bags)

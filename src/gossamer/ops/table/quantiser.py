@@ -18,8 +18,9 @@ import torch
 from gossamer.errors import InputError
 
 BITS = (8, 4, 2)
-Granularity = Literal["table", "row"]
+Granularity = Literal["table", "row", "span"]
 SMALLEST_SCALE = 1e-8
+LANES = 16  # of the kernels: columns that are never of two spans
 _LARGEST_HALF = 65504.0
 
 
@@ -29,28 +30,41 @@ class Rounding:
 
     Attributes:
         bits: of a code: 8, 4 or 2.
-        granularity: what shares a scale: the whole "table", or a "row".
+        granularity: what shares a scale: the whole "table", a "row", or `span` columns of a row.
+            The last is what files of encoders and decoders hold (`formats/grid/`); nothing is
+            rounded that way here.
         half: scales are numbers of fp16, rounded up, so that other formats hold them exactly.
+        span: a multiple of 16; 0 unless the granularity is "span".
     """
 
     bits: int
     granularity: Granularity = "table"
     half: bool = False
+    span: int = 0
 
     def __post_init__(self) -> None:
         if self.bits not in BITS or isinstance(self.bits, bool):
             raise InputError(
                 f"table: bits must be 8, 4 or 2, or None for float32; got {self.bits!r}."
             )
-        if self.granularity not in ("table", "row"):
+        if self.granularity not in ("table", "row", "span"):
             raise InputError(
                 f"table: granularity must be 'table' or 'row', got {self.granularity!r}."
+            )
+        if self.span % LANES or self.span < 0 or (self.span > 0) != (self.granularity == "span"):
+            raise InputError(
+                f"table: a span is a multiple of {LANES} columns, for granularity 'span' alone; got"
+                f" {self.span} for {self.granularity!r}."
             )
 
     @property
     def by_row(self) -> bool:
-        """Whether every row has a scale of its own."""
-        return self.granularity == "row"
+        """Whether every row has scales of its own."""
+        return self.granularity != "table"
+
+    def scales_of_row(self, width: int) -> int:
+        """How many scales a row of codes has; of a whole table, its one."""
+        return -(-width // self.span) if self.span else 1
 
     @property
     def lowest(self) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table as kernels see it: floats, floats that are rounded on the way, or codes with scales.
 
-Legend: V rows, D columns (width), B bytes of a row.
+Legend: V rows, D columns (width), B bytes of a row, G spans of a row.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ class Rows:
         data: float32 [V, D], or the bytes of codes, uint8 [V, B].
         width: D.
         rounding: of codes; of floats that are rounded on the way; None for floats as they are.
-        scales: float32 [1] or [V]; None for floats that are not rounded, or by their own row.
+        scales: float32 [1], [V] or, by spans, [V, G]; None for floats that are not rounded, or by
+            their own row.
         row_map: int32, the row of each id; None where ids are rows.
     """
 
@@ -76,6 +77,7 @@ class Rows:
                 rounding is not None and rounding.half,
                 address(self.row_map, _WHERE),
                 self.num_ids,
+                0 if rounding is None else rounding.span,
             )
         except ValueError as error:
             raise InputError(f"{error}.") from error
@@ -100,7 +102,13 @@ class Rows:
             )
         if scales is None:
             raise FormatError("table: codes need scales.")
-        return unpack_codes(data, self.rounding.bits, self.width).float() * scales.unsqueeze(1)
+        whole = unpack_codes(data, self.rounding.bits, self.width).float()
+        return whole * self._by_column(scales)
+
+    def _by_column(self, scales: torch.Tensor) -> torch.Tensor:
+        if self.rounding is None or not self.rounding.span:
+            return scales.unsqueeze(1)
+        return scales.repeat_interleave(self.rounding.span, dim=1)[:, : self.width]
 
     def top(self) -> float:
         """The largest magnitude of floats; NaN if there is one."""
@@ -114,7 +122,9 @@ class Rows:
                 raise FormatError(f"{where}: codes need a rounding and scales.")
             expected = (rows, rounding.row_bytes(self.width))
             _expect(self.data, torch.uint8, expected, "codes", where)
-            _expect(self.scales, torch.float32, (rows if rounding.by_row else 1,), "scales", where)
+            shape: tuple[int, ...] = (rows if rounding.by_row else 1,)
+            shape += (rounding.scales_of_row(self.width),) if rounding.span else ()
+            _expect(self.scales, torch.float32, shape, "scales", where)
             if not bool((self.scales > 0).all() & self.scales.isfinite().all()):
                 raise FormatError(f"{where}: scales must be positive and finite.")
             self._check_rest(rounding, where)

@@ -13,10 +13,12 @@ from torch import nn
 
 from gossamer.errors import PatternError
 from gossamer.nn.batch import Batch
+from gossamer.nn.layer_weights import num_parts
 from gossamer.patterns import Pattern, Unstructured
 from gossamer.patterns.selection import kept_count
 from gossamer.pruning.budgets.table import Budget, BudgetLayer
 from gossamer.pruning.calibration import check_all_met, met_targets, problem_of
+from gossamer.pruning.calibration.experts import expert_problems
 from gossamer.pruning.calibration.flow import evaluating
 from gossamer.pruning.calibration.statistics import Statistics
 from gossamer.pruning.methods import wanda, wanda_scores
@@ -63,7 +65,9 @@ def layers_with_outliers(
     A block is everything below a name that ends in a number, such as model.layers.3; a target
     without a number in its name is a block of its own. What an earlier mask pruned does not count.
     """
-    squares = {p.name: p.gram_KK for p in _problems(model, batches, targets, "squares")}
+    squares: dict[str, list[torch.Tensor | None]] = {}
+    for name, problem in _problems(model, batches, targets, "squares"):
+        squares.setdefault(name, []).append(problem.gram_KK)
     blocks: dict[str, list[Target]] = {}
     for target in targets:
         blocks.setdefault(block_of(target.name), []).append(target)
@@ -101,16 +105,32 @@ def layers_with_errors(
             layers is that of the dearer methods at a fraction of their time.
     """
     prune, rule = solve or wanda(), pattern or Unstructured()
-    curves: dict[str, tuple[tuple[int, float], ...]] = {}
-    for layer in _problems(model, batches, targets, "gram"):
+    curves: dict[str, list[list[tuple[int, float]]]] = {}
+    for name, layer in _problems(model, batches, targets, "gram"):
         numel = layer.weight_RK.numel()
         num_kept = numel if layer.allowed_RK is None else int(layer.allowed_RK.sum())
         curve = [
             (count, _error(replace(layer, pattern=rule, count=count), prune))
             for count in _counts(density, numel, num_kept)
         ]
-        curves[layer.name] = (*curve, (num_kept, 0.0))
-    return [BudgetLayer(t.name, tuple(t.weight.shape), errors=curves[t.name]) for t in targets]
+        curves.setdefault(name, []).append([*curve, (num_kept, 0.0)])
+    return [
+        BudgetLayer(t.name, tuple(t.weight.shape), errors=_together(curves[t.name]))
+        for t in targets
+    ]
+
+
+def _together(curves: list[list[tuple[int, float]]]) -> tuple[tuple[int, float], ...]:
+    """The curve of a layer whose parts have these: kept weights add up, errors are averaged."""
+    if len(curves) == 1:
+        return tuple(curves[0])
+    # An earlier mask may leave some parts fewer points; those of the shortest are in all of them.
+    shortest = min(map(len, curves))
+    points = zip(*(curve[-shortest:] for curve in curves), strict=True)
+    return tuple(
+        (sum(count for count, _ in point), sum(error for _, error in point) / len(curves))
+        for point in points
+    )
 
 
 def pattern_errors(
@@ -125,12 +145,14 @@ def pattern_errors(
     to the model, in seconds. Infinite where a pattern does not fit one of the layers.
     """
     prune, sums = wanda(), [0.0] * len(choices)
-    for layer in _problems(model, batches, targets, "gram"):
+    parts = {target.name: num_parts(target.module) for target in targets}
+    for name, layer in _problems(model, batches, targets, "gram"):
         for number, (pattern, density) in enumerate(choices):
             count = kept_count(density, layer.weight_RK.numel())
             try:
                 pattern.check_shape(layer.weight_RK.shape)
-                sums[number] += _error(replace(layer, pattern=pattern, count=count), prune)
+                error = _error(replace(layer, pattern=pattern, count=count), prune)
+                sums[number] += error / parts[name]
             except PatternError:
                 sums[number] = math.inf
     return [total / max(len(targets), 1) for total in sums]
@@ -154,25 +176,39 @@ def outlier_part(scores: Sequence[torch.Tensor]) -> float:
 
 def _problems(
     model: nn.Module, batches: Sequence[Batch], targets: Sequence[Target], needed: Needed
-) -> Iterator[LayerProblem]:
-    """Every target with the moments of its inputs, one at a time as the data meets them."""
+) -> Iterator[tuple[str, LayerProblem]]:
+    """Every target with the moments of its inputs, as the data meets them; experts one by one."""
     statistics = Statistics(needed, batches)
     met = set()
     with evaluating(model), torch.no_grad():
         statistics.look_ahead(model, targets)
         for target, stop in met_targets(model, batches, targets):
             met.add(target.name)
-            yield problem_of(target, statistics.of(target, stop), Unstructured(), 0)
+            if num_parts(target.module) > 1:
+                for part in expert_problems(target, stop, needed, Unstructured(), 0):
+                    yield target.name, part.problem
+            else:
+                known = statistics.of(target, stop)
+                yield target.name, problem_of(target, known, Unstructured(), 0)
     check_all_met(targets, met, "the budget cannot measure it")
 
 
 def _error(problem: LayerProblem, solve: Solve) -> float:
+    if problem.gram_KK is None:  # an expert that saw no token
+        return 0.0
     return problem.error(solve(problem).weight_RK)
 
 
-def _scores(target: Target, squares_K: torch.Tensor | None) -> torch.Tensor:
-    """Wanda's, without what an earlier mask pruned."""
-    scores_RK = wanda_scores(problem_of(target, squares_K, Unstructured(), 0))
+def _scores(target: Target, squares: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Wanda's, without what an earlier mask pruned; 0 of an expert that saw no token."""
+    whole = problem_of(target, None, Unstructured(), 0)
+    parts = [
+        torch.zeros_like(part)
+        if squares_K is None
+        else wanda_scores(replace(whole, weight_RK=part, gram_KK=squares_K))
+        for part, squares_K in zip(whole.weight_RK.chunk(len(squares)), squares, strict=True)
+    ]
+    scores_RK = torch.cat(parts)
     return scores_RK if target.mask is None else scores_RK[target.mask]
 
 

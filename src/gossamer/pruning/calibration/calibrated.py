@@ -19,8 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
+from gossamer.nn.layer_weights import num_parts
 from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern
+from gossamer.pruning.calibration.experts import expert_problems, prune_experts
 from gossamer.pruning.calibration.flow import Stop, evaluating, stops
 from gossamer.pruning.calibration.statistics import Statistics
 from gossamer.pruning.legal_counts import check_inside
@@ -158,15 +160,14 @@ class CalibratedPruning:
             for target, stop, dense in _walk(model, teacher, batches, targets):
                 started = time.perf_counter()
                 solution = self.journal.recall(target.name)
-                error = None
+                error: float | None = None
                 if solution is not None and solution.mask_RK.numel() != target.weight.numel():
                     solution = None  # a stage before measured, and cut this layer otherwise
                 if solution is None:
-                    problem = self._problem(target, stop, dense, statistics, kept[target.name])
-                    solution = self.method.solve(problem)
+                    solution, error = self._solved(
+                        target, stop, dense, statistics, kept[target.name]
+                    )
                     check_inside(target.name, solution.mask_RK, target.mask, self.pattern)
-                    if problem.gram_KK is not None and problem.gram_KK.ndim == 2:
-                        error = problem.error(solution.weight_RK)
                     self.journal.note(target.name, solution)
                 target.weight.data.copy_(solution.weight_RK.view(target.weight.shape))
                 # The model holds the weights now; a second copy of all of them is not needed.
@@ -185,6 +186,28 @@ class CalibratedPruning:
                 )
             check_all_met(targets, solutions, f"method {self.method.name!r} cannot prune it")
         return solutions
+
+    def _solved(
+        self,
+        target: Target,
+        stop: Stop,
+        dense: Stop | None,
+        statistics: Statistics,
+        count: int,
+    ) -> tuple[LayerSolution, float | None]:
+        """The solution, and the change of the outputs where it is known."""
+        if num_parts(target.module) > 1 and self.method.statistics != "none":
+            if dense is not None:
+                raise InputError(
+                    f"{target.name}: its experts see other tokens in the pruned model than in the"
+                    " dense one, so match='dense' cannot compare them. Use match='pruned'."
+                )
+            parts = expert_problems(target, stop, self.method.statistics, self.pattern, count)
+            return prune_experts(self.method, parts, target.weight.shape[1])
+        problem = self._problem(target, stop, dense, statistics, count)
+        solution = self.method.solve(problem)
+        known = problem.gram_KK is not None and problem.gram_KK.ndim == 2
+        return solution, problem.error(solution.weight_RK) if known else None
 
     def _problem(
         self,

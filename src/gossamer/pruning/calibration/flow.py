@@ -94,12 +94,13 @@ class Stop:
 
     Attributes:
         module: the layer.
-        inputs: what each batch is about to give it, in the order of the batches.
+        inputs: what each batch is about to give it, in the order of the batches: a tensor, or all
+            arguments where there are several.
         batches: which batches these are.
     """
 
     module: nn.Module
-    inputs: list[torch.Tensor]
+    inputs: list[Any]
     batches: list[int]
 
 
@@ -121,7 +122,8 @@ def stops(calls: Sequence[Callable[[], Any]], modules: Sequence[nn.Module]) -> I
         # A call of the model from elsewhere (an evaluation in the loop's body) has no parent to
         # report to and goes through.
         if module in left and current.parent is not None and args:
-            current.parent.switch((module, args[0]))
+            # Experts are called with their tokens and how many each of them has.
+            current.parent.switch((module, args[0] if len(args) == 1 else args))
 
     with hooked([module.register_forward_pre_hook(pause) for module in modules]):
         try:
@@ -148,10 +150,10 @@ class _Runner:
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._greenlet = greenlet.greenlet(lambda _: call())
-        self.arrived: tuple[nn.Module, torch.Tensor] | None = None
+        self.arrived: tuple[nn.Module, Any] | None = None
         self.num_stops = 0
 
-    def go_on(self) -> tuple[nn.Module, torch.Tensor] | None:
+    def go_on(self) -> tuple[nn.Module, Any] | None:
         """Until the next stop or the end; a batch that waits, or is through, stays as it is.
 
         Gives where it stands, and what it is about to give the layer there.

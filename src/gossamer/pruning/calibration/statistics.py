@@ -18,6 +18,7 @@ from torch.nn.functional import unfold
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch
+from gossamer.nn.layer_weights import num_parts
 from gossamer.pruning.calibration.flow import Stop, evaluating, hooked
 from gossamer.pruning.solvers import Needed
 from gossamer.pruning.targets import Target
@@ -85,6 +86,13 @@ class Statistics:
 
         _run_with_hooks(model, self._batches[:1], names, count)
         several = {module: name for module, name in names.items() if calls[name] > 1}
+        routed = [name for module, name in several.items() if num_parts(module) > 1]
+        if routed:
+            raise InputError(
+                f"{routed[0]}: these experts are used more than once per forward or share their"
+                " weight; statistics of their tokens are not built for that. Use the magnitude"
+                f" scorer, or add {routed[0]!r} to ignore=[...]."
+            )
         if several:
             self._ahead = self._gather(model, several)
 
@@ -128,7 +136,7 @@ def collect_inputs(
         if not isinstance(target.module, nn.Linear):
             raise InputError(
                 f"{target.name}: scorer {scorer!r} needs activations, which are collected for"
-                " Linear layers only. Add ignore=['Conv2d']."
+                f" Linear layers only. Add ignore=[{type(target.module).__name__!r}]."
             )
     names = _names(targets)
     rows: dict[str, list[torch.Tensor]] = {target.name: [] for target in targets}

@@ -78,6 +78,10 @@ class LayerProblem:
             raise ValueError(f"{self.name}: {asker} needs the Gram matrix of the inputs")
         return self.gram_KK
 
+    def outputs(self) -> float:
+        """Mean square of the outputs per token, summed over them."""
+        return output_square(self.weight_RK, self.gram_for("the square of outputs"))
+
     def error(self, weight_RK: torch.Tensor) -> float:
         """Mean squared change of the outputs per token, as a part of the outputs' own square."""
         gram_KK = self.gram_for("the error")

@@ -40,6 +40,11 @@ def find_units(model: nn.Module) -> list[UnitGroup]:
         family = block_of(module)
         if family is None:
             continue
+        if family.whole:
+            raise TargetError(
+                f"{name}: heads and filters cannot be cut out of a {type(module).__name__}:"
+                f" {family.whole}. Prune its weights instead."
+            )
         if module in names:
             raise TargetError(
                 f"{name}: is the same block as {names[module]}. A block that is used twice has"

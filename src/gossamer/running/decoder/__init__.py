@@ -2,8 +2,8 @@
 """Text generation: token numbers in, token numbers out.
 
 `make_generator` is the one place where an engine is chosen: the native decoder (`engine.py`) for
-models of the Llama type, transformers with compiled layers for all others. Whoever writes text uses
-`gossamer.running.text`, which adds the tokenizer.
+families that have a row for it, transformers with compiled layers for all others. Whoever writes
+text uses `gossamer.running.text`, which adds the tokenizer.
 """
 
 from gossamer.running.decoder.engine import DecoderEngine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text generation with a pruned Llama-type model: packed once, one native call per token.
+"""Text generation with a pruned decoder: packed once, one native call per token.
 
 Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
 """
@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.families import BlockParts
 from gossamer.ops.engines.decoder import DecoderBlock, NativeDecoder, NativeSession, PackedLayer
 from gossamer.ops.linear import few
+from gossamer.running.decoder.features import DecoderFeatures
 from gossamer.running.decoder.sampling import Sampler, Sampling
-from gossamer.running.decoder.weights import FACTS, WeightPacker, decoder_shape, joined, rope_angles
+from gossamer.running.decoder.weights import WeightPacker, joined
 from gossamer.running.layers import Explanation
 
 # The token numbers of one sequence.
@@ -54,7 +54,7 @@ class DecoderSize:
 
 
 class DecoderEngine:
-    """A Llama, Qwen2 or Mistral model of transformers, packed for generation on the CPU.
+    """A decoder of transformers, packed for generation on the CPU: docs/reference/models.md.
 
     `kernels` names what the layers run on: the layout with the fewest bytes, or a plug-in that
     gives a `PackedWeight` and measures faster for one token.
@@ -90,27 +90,33 @@ class DecoderEngine:
                 raise InputError(
                     f"decoder: dtype must be one of {', '.join(few.DTYPES)}, got {name!r}."
                 )
-        self.shape = decoder_shape(model, context)
+        features = DecoderFeatures(model, context)
+        self.shape = features.shape
         self.dtype = dtype
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
         pack = WeightPacker(dtype, scale_group, prompt_copy)
         pack_table = WeightPacker(self.head_dtype, scale_group, prompt_copy=False, reads_rows=True)
-        facts = FACTS[type(model).__name__]
-        chain = facts.chain
-        outside: list[Any] = [model.get_submodule(name) for name in (*chain.front, *chain.back)]
+        chain = features.facts.chain
+        outside: list[Any] = [model.get_submodule(n) for n in (chain.front[0], *chain.back)]
         embedding, norm, lm_head = outside
-        layers: Any = model.get_submodule(chain.layers)
-        angles = rope_angles(model, self.shape)
         table = head = pack_table(joined([embedding], chain.front[0]))
-        if lm_head.weight is not embedding.weight:
+        if lm_head.weight is not embedding.weight or lm_head.bias is not None:
             head = pack_table(joined([lm_head], chain.back[-1]))
-        blocks = [
-            _block(layer, facts.block, f"{chain.layers}.{number}", pack)
-            for number, layer in enumerate(layers)
-        ]
-        self._native = NativeDecoder(self.shape, table.few, blocks, norm.weight, head, angles)
+        blocks = [_block(features, number, pack) for number in range(len(features.layers))]
+        self._native = NativeDecoder(
+            self.shape,
+            table.few,
+            blocks,
+            features.norm(norm),
+            head,
+            features.rotations,
+            features.positions,
+            features.rules,
+        )
         linears = [linear for block in blocks for linear in block.linears]
         tables = [table] if head is table else [table, head]
+        # Every product of a token, in the order in which it runs.
+        self._products = [*linears, head]
         self.size = DecoderSize(
             weights=sum(linear.few.shape[0] * linear.few.shape[1] for linear in linears),
             kept=sum(linear.few.nnz for linear in linears),
@@ -218,18 +224,23 @@ class Session:
         return logits
 
 
-def _block(layer: nn.Module, parts: BlockParts, where: str, pack: WeightPacker) -> DecoderBlock:
+def _block(features: DecoderFeatures, number: int, pack: WeightPacker) -> DecoderBlock:
+    parts, layer = features.facts.block, features.layers[number]
+    where = f"{features.facts.chain.layers}.{number}"
+
     def packed(place: str, *names: str) -> PackedLayer:
         return pack(joined([layer.get_submodule(name) for name in names], f"{where}.{place}"))
 
-    norms: list[Any] = [layer.get_submodule(name) for name in parts.norms]
+    inside = parts.down.rpartition(".")[0] or " + ".join(parts.expansions)
     return DecoderBlock(
-        attention_norm=norms[0].weight,
         qkv=packed(parts.attention, *parts.projections),
         out=packed(parts.output, parts.output),
-        ffn_norm=norms[1].weight,
-        gate_up=packed(parts.down.rpartition(".")[0], *parts.expansions),
+        gate_up=packed(inside, *parts.expansions),
         down=packed(parts.down, parts.down),
+        norms=features.norms(layer),
+        rotation=features.rotation(layer),
+        window=features.windows[number],
+        scale=features.scales[number],
     )
 
 

@@ -55,8 +55,8 @@ def make_generator(
 ) -> TokenGenerator:
     """The engine for `model`: the one place where it is chosen.
 
-    Llama, Qwen2 and Mistral models run in one native call per token; any other model is compiled
-    in place, layer by layer.
+    Models of families that the native decoder knows run in one native call per token; any other
+    one is compiled in place, layer by layer.
 
     Args:
         model: gives logits of the next token.

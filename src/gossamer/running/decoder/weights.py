@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the native decoder takes from a transformers model of the Llama family, and what it cannot.
+"""The weights of a decoder: the list of kernels is asked on which one each runs, and how packed.
 
-The list of kernels is asked on which one each weight runs, and with which layout.
-
-Legend: R rows (outputs), K columns (inputs), D width of a head.
+Legend: R rows (outputs), K columns (inputs).
 """
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,12 +13,12 @@ from torch import nn
 from gossamer.errors import InputError, KernelMissing
 from gossamer.formats import Positions, SparseMatrix
 from gossamer.formats.grid import int4_grid, offsets_grid
-from gossamer.nn.families import answers
-from gossamer.nn.layer_kinds import form_of, kind_name
+from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.layer_weights import matrix_of, weight_of
-from gossamer.nn.surgery.carried import carried, carried_by_calls
+from gossamer.nn.layers.tables import table_of
+from gossamer.nn.surgery.matrix_layers import conv1d_to_linear
 from gossamer.ops import Kernel, Problem, kernels_for
-from gossamer.ops.engines.decoder import DecoderShape, PackedLayer
+from gossamer.ops.engines.decoder import PackedLayer
 from gossamer.ops.engines.encoder import Product
 from gossamer.ops.linear import PackedWeight, few, few_int
 from gossamer.ops.timing import contest
@@ -29,92 +26,8 @@ from gossamer.running.layers import Row
 from gossamer.running.packed import MIN_SPARSITY
 from gossamer.settings import tuning_enabled
 
-# What is known of the classes that the native decoder runs.
-FACTS = {facts.model: facts for facts in answers("decoder").values()}
-_LIBRARIES = ("torch", "transformers", "gossamer")
-# Ways to stretch positions whose angles do not depend on the length of the sequence.
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-
-
-def decoder_shape(model: nn.Module, context: int | None) -> DecoderShape:
-    """Sizes of a supported model; InputError names the feature that is not supported.
-
-    Args:
-        model: the transformers model.
-        context: the most tokens of a sequence; None = what the model was made for.
-    """
-    config: Any = getattr(model, "config", None)
-    kind = type(model).__name__
-    if config is None or kind not in FACTS:
-        raise InputError(
-            f"decoder: {kind} cannot run on the native decoder; supported: {', '.join(FACTS)}"
-            " of transformers. gossamer.compile runs the layers of any model."
-        )
-    _refuse_extras(model)
-    most = int(config.max_position_embeddings)
-    context = most if context is None else context
-    if not 1 <= context <= most:
-        raise InputError(
-            f"decoder: context must be between 1 and the {most} positions of this model, got"
-            f" {context}."
-        )
-    _refuse_features(config, context)
-    return DecoderShape(
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
-        ffn=config.intermediate_size,
-        vocab=config.vocab_size,
-        context=context,
-        eps=config.rms_norm_eps,
-    )
-
-
-def _refuse_extras(model: nn.Module) -> None:
-    """Refuse what a call of the modules does, and the native decoder would not."""
-    for name, module in model.named_modules():
-        kind, reason = type(module), carried_by_calls(module)
-        if reason is None and kind_name(module) == "linear" and form_of(module) != "packed":
-            reason = carried(module)
-        if reason is None and kind.__module__.split(".")[0] not in _LIBRARIES:
-            reason = f"{kind.__name__} is a class of its own"
-        if reason is not None:
-            raise InputError(
-                f"decoder: {name or kind.__name__}: {reason}. gossamer.compile runs the model layer"
-                " by layer."
-            )
-
-
-def _refuse_features(config: Any, context: int) -> None:
-    faults = []
-    if config.hidden_act not in ("silu", "swish"):
-        faults.append(f"activation {config.hidden_act!r} (only 'silu')")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in _STATIC_ROPE:
-        faults.append(f"rope type {rope!r} (only {', '.join(_STATIC_ROPE)})")
-    window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True) and window < context:
-        faults.append(
-            f"a sliding window of {window} below the context of {context} (use a smaller context)"
-        )
-    if faults:
-        raise InputError(f"decoder: not supported in this model: {'; '.join(faults)}.")
-
-
-def rope_angles(model: nn.Module, shape: DecoderShape) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cosines, sines) [context, D / 2], as transformers computes them in fp32."""
-    rotary: Any = model.get_submodule(FACTS[type(model).__name__].rotary)
-    frequencies = rotary.inv_freq.float()
-    if frequencies.numel() != shape.head_dim // 2:
-        raise InputError(
-            f"decoder: {frequencies.numel()} rotated pairs in heads of {shape.head_dim} are not"
-            " supported: every column of a head must be rotated."
-        )
-    angles = torch.outer(torch.arange(shape.context, dtype=torch.float32), frequencies)
-    scale = float(rotary.attention_scaling)
-    return angles.cos() * scale, angles.sin() * scale
+# Tables have no masks: int4 alone makes one number in seven a zero.
+_TABLE_SPARSITY = 0.5
 
 
 def joined(layers: list[nn.Module], where: str) -> Product:
@@ -124,14 +37,20 @@ def joined(layers: list[nn.Module], where: str) -> Product:
 
 
 def _product(layer: nn.Module, where: str) -> Product:
+    (layer,) = conv1d_to_linear(nn.ModuleList([layer])).children()
     form = form_of(layer)
     if form is None and not isinstance(layer, nn.Embedding):
         raise InputError(
             f"decoder: {where} is a {type(layer).__name__}; expected a linear layer, masked,"
             " compact or dense. Merge adapters first."
         )
+    table = table_of(layer)
+    if table is not None:
+        # What lookups see, whatever holds it.
+        layer, form = table.to_dense(), None
     matrix = matrix_of(layer)
-    if form in ("dense", None) and matrix.density > 1 - MIN_SPARSITY:
+    few_zeros = _TABLE_SPARSITY if form is None else MIN_SPARSITY
+    if form in ("dense", None) and matrix.density > 1 - few_zeros:
         # A few zeros of a dense layer are weights like the others.
         weight = weight_of(layer)
         matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())

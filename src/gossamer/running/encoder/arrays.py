@@ -48,10 +48,28 @@ def find_base(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 def encoder_arrays(base: nn.Module, encoder: nn.Module, tokens: int) -> Arrays:
     """The arrays for sequences of `tokens` tokens without padding."""
     layers = read_layers(encoder)
+    _refuse_others(base, layers)
     arrays: Arrays = {"layers": np.array(len(layers)), **_embeddings(base, tokens)}
     for number, layer in enumerate(layers):
         arrays |= {f"{number}.{name}": array for name, array in _layer(layer).items()}
     return arrays
+
+
+def _refuse_others(base: nn.Module, layers: list[EncoderBlock]) -> None:
+    """Refuse what these arrays cannot say, so that no engine is given another model."""
+    words: Any = getattr(getattr(base, "embeddings", None), "word_embeddings", None)
+    width = layers[0].qkv.matrix.shape[1]
+    plain = all(
+        not (layer.norm_first or layer.is_gated or layer.knows_positions)
+        and layer.activation in ("gelu", "relu", "silu")
+        for layer in layers
+    )
+    if not plain or words is None or words.embedding_dim != width:
+        raise TargetError(
+            f"{type(base).__name__}: other engines are given BERT's layers behind embeddings of"
+            " their width: norms last, no gates, no rotation and no biases of scores. This model"
+            " has others; `gossamer.compile` runs it."
+        )
 
 
 def _embeddings(base: nn.Module, tokens: int) -> Arrays:
@@ -76,7 +94,7 @@ def _layer(layer: EncoderBlock) -> Arrays:
     numbers = ("epsilon", "heads", "head_width", "scale", "activation")
     arrays: Arrays = {name: np.array(getattr(layer, name)) for name in numbers}
     for name in ("attention_norm", "output_norm"):
-        norm = getattr(layer, name)
+        norm: Any = getattr(layer, name)
         arrays[f"{name}.gain"], arrays[f"{name}.shift"] = norm.weight.numpy(), norm.bias.numpy()
     parts = [np.split(array, 3) for array in _dense(layer.qkv)]
     for number, name in enumerate(("query", "key", "value")):

@@ -4,68 +4,54 @@
 Embeddings, pooler and heads are used as they are. Few tokens run through the stock layers: a native
 tile is 64 tokens wide whether they are there or not.
 
-Neurons of feed-forward blocks are put in another order where the encoder then runs faster. They may
-stand in any order: rows of `up` and columns of `down` move together, and nothing else knows them. A
-kernel goes through `down` in blocks of columns and loads and stores a row of sums for every block
-in which that row keeps a weight. With neurons sorted by how many weights `down` keeps of them, the
-last blocks are nearly empty and most rows skip them. Masks that are even over the neurons have
-nothing to gain.
+`WholeEncoder` takes the place of a module that runs layers and does nothing else, as BERT has it.
+Where the model itself runs them, `LayerList` takes the place of its list: the first layer runs all
+of them, the others give back what they are given.
 
-The plain call of a BERT or RoBERTa model around such an encoder goes without its detours:
-`model(input_ids, attention_mask)` of transformers builds a mask of all pairs of tokens and asks its
-configuration dozens of things, which shows beside a fast encoder. Here it is embeddings, encoder,
-pooler. Every other call goes the model's own way.
-
-Legend: B sequences, T padded tokens, N live tokens of all sequences or neurons, D features.
+Legend: B sequences, T padded tokens, D features.
 """
 
-import importlib
 import math
-import types
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer import settings
 from gossamer.errors import InputError, KernelError
-from gossamer.formats import SparseMatrix
-from gossamer.nn.families import answers
+from gossamer.nn.families import EncoderFacts
+from gossamer.nn.layer_weights import shape_of
 from gossamer.nn.surgery.carried import Watch
 from gossamer.nn.tokens import EncoderOutput
 from gossamer.nn.tokens.bert_layers import live_tokens
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
-from gossamer.ops.engines.encoder import EncoderBlock, PackedEncoder, Product
-from gossamer.ops.timing import duel
+from gossamer.ops.engines.encoder import PackedEncoder
 from gossamer.running.choice import Choice, Chooser, CostKey, Rival
-from gossamer.running.encoder.layers import EncoderStandIn, read_layers
+from gossamer.running.encoder.layers import EncoderStandIn, blocks_of, facts_of
 
 # Tokens of a sequence that choices are measured with, and from which on one call wins unmeasured: a
 # third of a tile.
 _SEQUENCE = 128
 _RULE_TOKENS = 24
-# Columns of a block of the kernel at low density, see native/src/avx512/encoder.cpp.
-_BLOCK = 128
-# Another order of neurons is tried where it spares this share of the sums moved.
-_MAX_MOVED = 0.95
 
 
-class NativeEncoder(EncoderStandIn):
-    """Runs the layers in one native call where `choices` say it is faster, one by one elsewhere.
+class NativeEncoder(nn.Module):
+    """Runs layers in one native call where `choices` say it is faster, one by one elsewhere.
 
     Attributes:
-        packed: the same layers for one native call.
+        packed: the layers for one native call.
         choices: what was measured at which number of tokens, fewest first.
         min_tokens: tokens of a batch from which the native call runs.
     """
 
-    def __init__(
-        self, stock: nn.Module, packed: PackedEncoder, choices: tuple[Choice, ...]
-    ) -> None:
-        super().__init__(stock)
+    packed: PackedEncoder
+    choices: tuple[Choice, ...]
+    min_tokens: int
+    config: Any
+
+    def _begin(self, stock: nn.Module, packed: PackedEncoder, choices: tuple[Choice, ...]) -> None:
         self.packed = packed
         self._handle = _ENCODERS.add(packed)
         self.choices = choices
@@ -75,35 +61,163 @@ class NativeEncoder(EncoderStandIn):
         self.min_tokens = math.isqrt(lost[-1] * won - 1) + 1 if lost else min(won, _RULE_TOKENS)
         self._watch = Watch(stock.modules())
 
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> Any:
-        """The last hidden state [B, T, D], zeros where there was padding."""
-        batch, tokens = hidden_states.shape[:2]
-        few = batch * tokens < self.min_tokens
+    def runs(
+        self, hidden_BTD: torch.Tensor, mask: torch.Tensor | None, arguments: dict[str, Any]
+    ) -> bool:
+        """Whether one native call gives what the layers would."""
         is_seen = torch.compiler.is_compiling()
         # Layers that were hooked after `compile` are called.
         if (
-            few
-            or _asks_for_more(kwargs, self.config)
+            hidden_BTD.shape[0] * hidden_BTD.shape[1] < self.min_tokens
+            or _asks_for_more(arguments, self.config)
             or (not is_seen and self._watch.finds_hooks())
         ):
-            return self._stock[0](hidden_states, attention_mask, **kwargs)
-        if hidden_states.requires_grad and torch.is_grad_enabled():
+            return False
+        if is_seen or mask is None or not self.packed.knows_positions:
+            return True
+        return _is_in_one_piece(live_tokens(mask, hidden_BTD))
+
+    def run(self, hidden_BTD: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """The last hidden state [B, T, D], zeros where there was padding."""
+        if hidden_BTD.requires_grad and torch.is_grad_enabled():
             raise InputError(
                 "a compiled encoder is for inference and gives no gradients. Call it under"
                 " torch.inference_mode(), or train the model it was compiled from."
             )
-        is_direct = not is_seen and direct_address(hidden_states)
-        if is_direct and (attention_mask is None or direct_address(attention_mask)):
-            return EncoderOutput(_run_padded(self.packed, hidden_states, attention_mask))
+        is_direct = not torch.compiler.is_compiling() and direct_address(hidden_BTD)
+        if is_direct and (mask is None or direct_address(mask)):
+            return _run_padded(self.packed, hidden_BTD, mask)
         refuse_onnx("packed encoder")
-        seen = (hidden_states, attention_mask, self._handle, *_identity(self.packed))
-        return EncoderOutput(call_op(packed_encoder, "packed encoder", *seen))
+        seen = (hidden_BTD, mask, self._handle, *_identity(self.packed))
+        done: torch.Tensor = call_op(packed_encoder, "packed encoder", *seen)
+        return done
 
     def extra_repr(self) -> str:
         """What the native call computes in, and from where on."""
         return f"precision={self.packed.precision}, min_tokens={self.min_tokens}"
+
+
+class WholeEncoder(NativeEncoder, EncoderStandIn):
+    """Takes the place of a module that runs layers."""
+
+    def __init__(
+        self,
+        stock: nn.Module,
+        facts: EncoderFacts,
+        packed: PackedEncoder,
+        choices: tuple[Choice, ...],
+    ) -> None:
+        EncoderStandIn.__init__(self, stock)
+        self._front = facts.front
+        self._begin(stock, packed, choices)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The last hidden state [B, T, D], zeros where there was padding."""
+        hidden = inputs_embeds if hidden_states is None else hidden_states
+        if hidden is None:
+            raise InputError("encoder: expected hidden states [B, T, D], got none.")
+        if not self.runs(hidden, attention_mask, kwargs):
+            return self._stock[0](hidden, attention_mask, **kwargs)
+        if self._front:
+            hidden = self.get_submodule(self._front)(hidden)
+        return EncoderOutput(self.run(hidden, attention_mask))
+
+
+class LayerList(NativeEncoder, nn.ModuleList):
+    """Takes the place of the list of layers that a model runs one after the other."""
+
+    def __init__(
+        self,
+        stock: nn.Module,
+        facts: EncoderFacts,
+        packed: PackedEncoder,
+        choices: tuple[Choice, ...],
+    ) -> None:
+        nn.ModuleList.__init__(self, getattr(stock, facts.layers))
+        self.config: Any = getattr(stock, "config", None)
+        # In a tuple, so that it is no submodule.
+        self._rotary = (stock.get_submodule(facts.rotary),) if facts.rotary else ()
+        self._turns: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._begin(getattr(stock, facts.layers), packed, choices)
+
+    def to_compact(self) -> nn.ModuleList:
+        """The list it was made of, with the layers as they are now: what is saved."""
+        return nn.ModuleList(self._modules.values())
+
+    def __iter__(self) -> Iterator[Any]:
+        if torch.compiler.is_compiling():
+            yield from nn.ModuleList.__iter__(self)
+            return
+        # What one pass of the model through its layers has in common; others may be under way.
+        done: list[bool] = []
+        for number, layer in enumerate(nn.ModuleList.__iter__(self)):
+            yield _Step(self, layer, number == 0, done)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            kept = list(self._modules.values())[index]
+            return self if len(kept) == len(self) else nn.ModuleList(kept)
+        return nn.ModuleList.__getitem__(self, index)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What all of the layers give."""
+        return self.run(hidden_states, attention_mask)
+
+    def has_usual_positions(self, layer: Any, given: Any, hidden_BTD: torch.Tensor) -> bool:
+        """Whether tokens are turned by their places in the sequence, and not by other positions."""
+        if not self._rotary or given is None:
+            return True
+        kind = getattr(layer, "attention_type", "")
+        tokens = hidden_BTD.shape[1]
+        known = self._turns.get(kind)
+        if known is None or known[0].shape[1] < tokens:
+            places = torch.arange(tokens)[None]
+            names = (kind,) if kind else ()
+            known = self._turns[kind] = self._rotary[0](hidden_BTD, places, *names)
+        return all(
+            len(a) == 1 and torch.equal(a, b[:, :tokens]) for a, b in zip(given, known, strict=True)
+        )
+
+
+class _Step:
+    """A layer of a `LayerList` in one pass of the model."""
+
+    def __init__(
+        self, layers: LayerList, layer: nn.Module, is_first: bool, done: list[bool]
+    ) -> None:
+        self._layers, self._layer, self._is_first, self._done = layers, layer, is_first, done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        if self._is_first:
+            usual = self._layers.has_usual_positions(
+                self._layer, kwargs.get("position_embeddings"), hidden_states
+            )
+            if usual and self._layers.runs(hidden_states, attention_mask, kwargs):
+                self._done.append(True)
+                return self._layers(hidden_states, attention_mask)
+        if self._done:
+            return hidden_states
+        return self._layer(hidden_states, attention_mask, **kwargs)
+
+
+def _is_in_one_piece(live_BT: torch.Tensor) -> bool:
+    """Whether the tokens of every sequence stand one behind the other, padding around them."""
+    begins = live_BT[:, 1:] & ~live_BT[:, :-1]
+    return bool((begins.sum(dim=1) + live_BT[:, 0] == 1).all())
 
 
 def _run_padded(
@@ -118,6 +232,11 @@ def _run_padded(
     lengths = live_BT.sum(dim=1).tolist()
     if sum(lengths) == batch * tokens:
         return packed(rows, lengths).view_as(hidden_BTD)
+    if packed.knows_positions and not _is_in_one_piece(live_BT):
+        raise InputError(
+            "encoder: padding stands between the tokens of a sequence, and these layers know"
+            " distances. Put it before or behind them, or call the model without torch.compile."
+        )
     places = live_BT.flatten().nonzero().flatten()
     output = rows.new_zeros(rows.shape)
     output[places] = packed(rows[places], lengths)
@@ -159,66 +278,12 @@ def packed_encoder(
     return _run_padded(packed, hidden_states, attention_mask)
 
 
-def pack_encoder(encoder: nn.Module, precision: str) -> PackedEncoder:
-    """The layers of a known encoder for one native call; an error says why it cannot be done.
-
-    Neurons of its feed-forward blocks are reordered if that measures faster.
-
-    Raises:
-        TargetError: an encoder that one call does not compute.
-        KernelMissing: no kernel packs one of its weights for such a call.
-    """
-    layers = read_layers(encoder)
-    features = layers[0].qkv.matrix.shape[1]
-    packed = PackedEncoder(layers, features, precision)
-    reordered = reorder_neurons(layers)
-    few_enough = reordered.moved_after <= _MAX_MOVED * reordered.moved_before
-    if not few_enough or not settings.tuning_enabled():
-        return packed
-    other = PackedEncoder(reordered.layers, features, precision)
-    x_ND = torch.randn(_SEQUENCE, features, generator=torch.Generator().manual_seed(0))
-    times = duel(lambda: packed(x_ND, [_SEQUENCE]), lambda: other(x_ND, [_SEQUENCE]))
-    return other if times.ratio > 1 else packed
-
-
-@dataclass(frozen=True)
-class Reordered:
-    """Layers in their new order, and the rows of sums that `down` moves, before and after."""
-
-    layers: list[EncoderBlock]
-    moved_before: int
-    moved_after: int
-
-
-def reorder_neurons(layers: Sequence[EncoderBlock]) -> Reordered:
-    """Sort the neurons of every layer by the weights that `down` keeps of them."""
-    new, before, after = [], 0, 0
-    for layer in layers:
-        down_DN = layer.down.matrix.mask()
-        order_N = down_DN.sum(dim=0).argsort(descending=True, stable=True)
-        before += moved_rows(down_DN)
-        after += moved_rows(down_DN[:, order_N])
-        up = _in_order(layer.up, order_N, None if layer.up.bias is None else layer.up.bias[order_N])
-        down = _in_order(layer.down, (slice(None), order_N), layer.down.bias)
-        new.append(replace(layer, up=up, down=down))
-    return Reordered(new, before, after)
-
-
-def moved_rows(mask_DN: torch.Tensor, block: int = _BLOCK) -> int:
-    """Rows of sums loaded and stored, once for every block of columns in which a row keeps any."""
-    return sum(int(part.any(dim=1).sum()) for part in torch.split(mask_DN, block, dim=1))
-
-
-def _in_order(linear: Product, index: Any, bias: torch.Tensor | None) -> Product:
-    matrix = linear.matrix
-    matrix = SparseMatrix.from_dense(matrix.dense()[index], matrix.mask()[index])
-    return replace(linear, matrix=matrix, bias=bias)
-
-
 def choose_encoder(
     stock: nn.Module, packed: PackedEncoder, counts: Sequence[int], chooser: Chooser
 ) -> nn.Module:
-    """`stock`, or a `NativeEncoder` if one native call is faster for one of the token counts.
+    """`stock`, or what takes its place if one native call is faster for one of the token counts.
+
+    Where `stock` embeds, too, its list of layers is replaced and it comes back itself.
 
     Args:
         stock: the encoder, its layers packed one by one.
@@ -226,10 +291,14 @@ def choose_encoder(
         counts: tokens of a batch, ascending.
         chooser: decides.
     """
+    facts = facts_of(stock)
     choices = tuple(_choice(stock, packed, count, chooser) for count in counts)
-    if not any(choice.is_sparse for choice in choices):
+    if facts is None or not any(choice.is_sparse for choice in choices):
         return stock
-    return NativeEncoder(stock, packed, choices)
+    if not facts.is_model:
+        return WholeEncoder(stock, facts, packed, choices)
+    setattr(stock, facts.layers, LayerList(stock, facts, packed, choices))
+    return stock
 
 
 def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Chooser) -> Choice:
@@ -245,60 +314,34 @@ def _choice(stock: nn.Module, packed: PackedEncoder, count: int, chooser: Choose
     key = CostKey(name, packed.num_layers, packed.features, size, packed.density, count)
     unmeasured = Choice(count, name if count >= _RULE_TOKENS else "dense", rule)
     rival = Rival(name, key, lambda: packed(rows, [tokens] * sequences), unmeasured)
-    choice = chooser.choose_among([rival], lambda: stock(x_BTD, None))
+    choice = chooser.choose_among([rival], lambda: _run_stock(stock, x_BTD))
     why = choice.why.replace("dense is faster", "layer by layer is faster")
     return replace(choice, why=why.replace("x dense", "x layer by layer"))
+
+
+def _run_stock(stock: nn.Module, x_BTD: torch.Tensor) -> Any:
+    """The layers one by one, as their model calls them; without masks."""
+    facts = facts_of(stock)
+    if facts is None or not facts.is_model:
+        front = stock.get_submodule(facts.front) if facts is not None and facts.front else None
+        if front is not None:
+            x_BTD = x_BTD.new_zeros(*x_BTD.shape[:2], shape_of(front)[1])
+        return stock(x_BTD, None)
+    arguments: dict[str, dict[str, Any]] = {}
+    for _, layer in blocks_of(stock, facts):
+        kind = getattr(layer, "attention_type", "")
+        if facts.rotary and kind not in arguments:
+            places = torch.arange(x_BTD.shape[1])[None]
+            turns = stock.get_submodule(facts.rotary)(x_BTD, places, *((kind,) if kind else ()))
+            arguments[str(kind)] = {"position_embeddings": turns}
+        x_BTD = layer(x_BTD, None, **arguments.get(str(kind), {}))
+    return x_BTD
 
 
 def _asks_for_more(arguments: dict[str, Any], config: Any) -> bool:
     """Whether the caller, or the configuration, wants what only the stock layers compute."""
     outputs = ("output_hidden_states", "output_attentions")
-    more = [arguments.get(n) for n in (*outputs, "encoder_hidden_states", "past_key_values")]
+    others = ("encoder_hidden_states", "past_key_values", "is_causal")
+    more = [arguments.get(name) for name in (*outputs, *others)]
     by_default = any(getattr(config, name, False) for name in outputs)
     return by_default or any(value is not None and value is not False for value in more)
-
-
-_MODELS = {facts.plain_model for facts in answers("encoder").values()}
-
-
-def short_forward(
-    self: Any,
-    input_ids: torch.Tensor | None = None,
-    attention_mask: torch.Tensor | None = None,
-    token_type_ids: torch.Tensor | None = None,
-    **others: Any,
-) -> Any:
-    """What the model gives; bound to it in the place of its own `forward`."""
-    config = self.config
-    more = {name for name, value in others.items() if value is not None and value is not False}
-    is_plain = (
-        not torch.compiler.is_compiling()
-        and input_ids is not None
-        and input_ids.ndim == 2
-        and input_ids.numel() >= self.encoder.min_tokens
-        and (attention_mask is None or attention_mask.shape == input_ids.shape)
-        and more <= {"return_dict"}
-        and others.get("return_dict") is not False
-        and not (config.output_hidden_states or config.output_attentions)
-        and config.return_dict
-    )
-    if not is_plain:
-        return type(self).forward(self, input_ids, attention_mask, token_type_ids, **others)
-    embedded_BTD = self.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
-    hidden_BTD = self.encoder(embedded_BTD, attention_mask).last_hidden_state
-    pooled_BD = None if self.pooler is None else self.pooler(hidden_BTD)
-    outputs = importlib.import_module("transformers.modeling_outputs")
-    return outputs.BaseModelOutputWithPoolingAndCrossAttentions(
-        last_hidden_state=hidden_BTD, pooler_output=pooled_BD
-    )
-
-
-def shorten_forward(model: nn.Module) -> None:
-    """Give every model around a native encoder its short way."""
-    for module in model.modules():
-        kind = type(module)
-        known = f"{kind.__module__}.{kind.__name__}" in _MODELS
-        own = "forward" in module.__dict__ or kind.forward.__module__ != kind.__module__
-        if known and not own and isinstance(getattr(module, "encoder", None), NativeEncoder):
-            # A bound method: a copy of the model gets one of its own.
-            module.forward = types.MethodType(short_forward, module)

@@ -105,6 +105,7 @@ class RaggedEncoder(EncoderStandIn):
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__(encoder)
+        self.layer: Any
         self.thresholds = [0.0] * len(self.layer)
         self.normalise: Normalise = "live"
         self.keeps_last = False

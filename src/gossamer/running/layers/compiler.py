@@ -35,7 +35,7 @@ from gossamer.running.conv_net import (
 )
 from gossamer.running.encoder import choose_encoder, find_encoders, pack_encoder, shorten_forward
 from gossamer.running.layers.graphs import use_graph_layers
-from gossamer.running.packed import MIN_SPARSITY, Job, StaysDense, pack_layer
+from gossamer.running.packed import MIN_SPARSITY, Job, StaysDense, pack_layer, tables_on_grids
 
 READ_BY_MODEL = "the model computes with its weight itself, beside calling the layer or instead"
 
@@ -55,7 +55,7 @@ def compile(
 
     Every masked or compact Linear, and every plain one with exact zeros, is timed against its dense
     form for each of `tokens` (rows of the activation) on this machine; `explain` shows the result.
-    The layers of a known encoder (BERT, RoBERTa, DistilBERT) are also packed for one native call
+    Layers of a known encoder (BERT, ModernBERT, ViT, ...) are also packed for one native call
     without padding, which replaces them where it measures faster. Convolutions are timed on the
     image sizes of `example`. A BatchNorm2d that follows one, sparse or dense, is folded into it
     with its running statistics. ReLUs and residual sums behind sparse ones are computed by their
@@ -96,6 +96,7 @@ def compile(
         fold_batch_norms(fast, example, settled)
         shapes = input_shapes(fast, example, "conv", "compile")
         encoders = _pack_encoders(fast, precision) if kernel is None else []
+        fast = _pack_tables(fast, example, counts)
         for where, module in _layers(fast):
             if id(module) in settled or not _could_gain(module):
                 continue
@@ -243,6 +244,16 @@ def _pack_encoders(model: nn.Module, precision: str) -> list[tuple[nn.Module, Pa
         if packed.precision != "fp32" or packed.density <= 1 - MIN_SPARSITY:
             found.append((encoder, packed))
     return found
+
+
+def _pack_tables(model: nn.Module, example: Any, counts: tuple[int, ...]) -> nn.Module:
+    """Tables of int8 and int4 files as their codes, unless the model computes with their rows."""
+    found = list(tables_on_grids(model, counts[0]))
+    read = _weights_read(model, example, [stock for stock, _ in found])
+    for stock, packed in found:
+        if id(stock) not in read:
+            model = _put(model, stock, packed)
+    return model
 
 
 def _as_dense(layer: Any) -> Any:

@@ -18,6 +18,7 @@ from gossamer.nn.layers.tables import packed_table
 from gossamer.ops import Problem, kernels_for, report_missing
 from gossamer.ops.conv import ConvSettings, PackedConv, why_not
 from gossamer.running.choice import Choice, Chooser, Contenders, CostKey, Rival
+from gossamer.running.packed.experts import PackedExperts
 from gossamer.running.packed.layers import PackedConv2d, PackedLinear, casting
 
 # A dense layer with fewer zeros than this is left alone: no kernel gains from it.
@@ -109,6 +110,43 @@ def _pack_linear(job: Job) -> nn.Module | StaysDense:
     return PackedLinear(job.matrix, runs, job.layer.bias, choices, held, job.dtype, job.name)
 
 
+def _pack_experts(job: Job) -> nn.Module | StaysDense:
+    """The inference form of a layer of experts: each runs on the kernels that won for one of them.
+
+    They have one shape and are pruned alike; the one that keeps most is raced. Counts are tokens of
+    one expert.
+    """
+    matrices = job.matrix.unstack(job.layer.num_experts)
+    fullest = max(range(len(matrices)), key=lambda expert: matrices[expert].nnz)
+    weights = weight_of(job.layer).chunk(len(matrices))
+    kernels = kernels_for("linear", Problem(matrices[fullest], job.precision))
+    if not kernels:
+        report_missing("linear", str(job.matrix.pattern), job.name)
+    if job.dtype in _HALVES:
+        kernels = tuple(casting(kernel) for kernel in kernels)
+    contenders = [Contenders(*pair, kernels) for pair in zip(matrices, weights, strict=True)]
+    choices = tuple(job.chooser.choose(contenders[fullest], count) for count in job.counts)
+    chosen = {choice.kernel for choice in choices}
+    if chosen == {"dense"}:
+        return StaysDense(choices)
+    choices = tuple(choice.of_dtype(job.dtype) for choice in choices)
+    bias_R = job.layer.bias
+    biases = [None] * len(matrices) if bias_R is None else bias_R.detach().chunk(len(matrices))
+    parts = [
+        PackedLinear(
+            own.matrix,
+            {kernel.name: own.packed(kernel) for kernel in kernels if kernel.name in chosen},
+            bias,
+            choices,
+            own.weight if "dense" in chosen else None,
+            job.dtype,
+            job.name,
+        )
+        for own, bias in zip(contenders, biases, strict=True)
+    ]
+    return PackedExperts(tuple(parts), bias_R, choices, job.dtype, job.name)
+
+
 def _pack_conv(job: Job) -> nn.Module | StaysDense:
     """The inference form of a convolution with zeros."""
     settings = ConvSettings.of(job.layer)
@@ -187,6 +225,7 @@ def _pack_table(job: Job) -> nn.Module | StaysDense:
 
 PACKERS: dict[str, Callable[[Job], nn.Module | StaysDense]] = {
     "linear": _pack_linear,
+    "experts": _pack_experts,
     "conv": _pack_conv,
     "table": _pack_table,
 }

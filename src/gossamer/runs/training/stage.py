@@ -27,6 +27,7 @@ from gossamer.training.checkpoint.random_state import seed_all, undisturbed_rand
 from gossamer.training.distributed import AXES, MeshSizes
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
+from gossamer.training.experts import follow_experts, with_routing
 from gossamer.training.growth import Growth, GrowthStep
 from gossamer.training.loop import Control, LearningRate, Loop, LoopSettings, Progress, Surroundings
 from gossamer.training.loop.endings import memory_for
@@ -191,9 +192,13 @@ def prepare(
     settings = loop_settings(train, task)
     # Again: a user's function may draw what it likes.
     seed_all(train.seed)
-    model = model_of(train, task)
+    is_cut = grid is not None and train.mesh is not None and train.mesh.tables.shard != "none"
+    # Masks and growth change whole models before they are cut.
+    is_cut = is_cut and train.schedule is None and not settings.grow
+    model = model_of(train, task, is_cut=is_cut)
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
+    follow_experts(model, optimizer)
     schedule: Any = train.schedule
 
     def begin(net: torch.nn.Module, holder: torch.optim.Optimizer, done: int) -> Control:
@@ -233,7 +238,7 @@ def prepare(
     loop = Loop(
         model,
         optimizer,
-        task.loss,
+        with_routing(task.loss),
         task.batches,
         settings,
         control=control,

@@ -34,8 +34,9 @@ def grow(
     a scheduler of its learning rates goes on. Nothing is changed if an error is raised.
 
     Args:
-        model: of a family that says how it grows: BERT, RoBERTa, DistilBERT, GPT-2, OPT, Llama,
-            Qwen2, Mistral, `zoo.GPT`, `zoo.TinyEncoder`. Masked and compact layers stay so.
+        model: of a family that says how it grows: BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT,
+            GPT-2, OPT, Llama, Qwen2, Mistral, `zoo.GPT`, `zoo.TinyEncoder`. Masked and compact
+            layers stay so.
         optimizer: holds its parameters; None grows weights only.
         width: copies of everything: stream, heads and feed-forward part.
         depth: how many times as many blocks.

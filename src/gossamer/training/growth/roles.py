@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.families import BlockParts, GrowthFacts, answers, block_of, family_of
+from gossamer.nn.families import BlockParts, GrowthFacts, answers, block_of, family_of, why_not
 from gossamer.nn.surgery.matrix_layers import stores_transposed
 from gossamer.training.growth.tensors import Axes, Space
 
@@ -60,7 +60,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         first = next((name for name, _ in model.named_parameters()), "no parameter at all")
         raise InputError(
             f"grow: the roles of the parameters of a {type(model).__name__} are not known"
-            f" ({first!r}, for one). Known families: {known}."
+            f" ({first!r}, for one).{why_not(model, 'growth')} Known families: {known}."
         )
     block: BlockParts = answers("block")[family]
     every = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]
@@ -98,6 +98,8 @@ def axes_of(model: nn.Module, anatomy: Anatomy) -> dict[str, Axes]:
     Tied parameters have several names. A sparse layer counts as the dense one it stands for.
     """
     found: dict[str, Axes] = {}
+    tables: dict[nn.Parameter, Axes] = {}
+    heads: dict[str, nn.Parameter] = {}
     unknown = []
     for name, module in model.named_modules():
         inside = layer_of(name, anatomy)
@@ -119,13 +121,18 @@ def axes_of(model: nn.Module, anatomy: Anatomy) -> dict[str, Axes]:
                 # Rows of a table are looked up: what is made lies along the second side.
                 is_turned = role in ("table", "embedding") or stores_transposed(module)
                 found[slot] = Axes(made, read, "transposed" if is_turned else "matrix", segments)
+                if param is not None and role == "table":
+                    tables[param] = found[slot]
+                elif param is not None and role == "head":
+                    heads[slot] = param
     if unknown:
         raise InputError(
             f"grow: {unknown[0]!r} has no role in the family {anatomy.family}"
             f" ({len(unknown)} such parameter{'s' if len(unknown) > 1 else ''}). Take it out of the"
             f" model, or add it to nn/families."
         )
-    return found
+    # A head that shares the table is the table, in whatever order the model holds them.
+    return found | {slot: tables[param] for slot, param in heads.items() if param in tables}
 
 
 def role_of(name: str, facts: GrowthFacts) -> str:

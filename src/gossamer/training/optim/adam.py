@@ -5,6 +5,7 @@ AdamW is Adam with decoupled weight decay, operation for operation that of torch
 Adam's direction per layer to the size of its weights.
 """
 
+import math
 from math import inf
 from typing import Any
 
@@ -123,7 +124,7 @@ def _updated(part: Stretch, beta1: float, beta2: float) -> list[torch.Tensor]:
 
 
 class LAMB(SmallStateOptimizer):
-    """LAMB with bias correction.
+    """LAMB as published, with the variants that other implementations have.
 
     r = m / (sqrt(v) + eps) + weight_decay w;  w -= lr |w| / |r| r. The ratio is 1 where either norm
     is 0. A parameter is a layer: norms of compact values are those of the kept weights. The
@@ -135,7 +136,11 @@ class LAMB(SmallStateOptimizer):
         betas: decay of the running mean of gradients and of their squares.
         eps: added to the root of the second moment.
         weight_decay: weight of w in the direction.
-        max_ratio: largest |w| / |r|; None for no bound.
+        max_ratio: largest |w| / |r|; None for no bound, 1 is what others call trust clip.
+        max_size: largest |w| that counts, the bound of the paper's phi; None for no bound.
+        corrected: divide both moments by 1 - beta^step; some implementations do not.
+        normalised: divide all gradients by their common norm first, as NVLAMB does. The norm is
+            that of the parameters this optimizer holds, so all of a model must be in it.
         adapt: False takes 1 for the ratio: for groups of biases and norms. Compact values have one
             dimension as well, so the number of dimensions cannot decide it.
         master: "split", "split8" or "fp32", for bfloat16 parameters.
@@ -154,10 +159,15 @@ class LAMB(SmallStateOptimizer):
         weight_decay: float = 0.01,
         *,
         max_ratio: float | None = None,
+        max_size: float | None = None,
+        corrected: bool = True,
+        normalised: bool = False,
         adapt: bool = True,
         master: Master = "split",
         moments: Moments = "fp32",
     ) -> None:
+        self.normalised = normalised
+        self._scale = 1.0
         super().__init__(
             params,
             master,
@@ -167,28 +177,44 @@ class LAMB(SmallStateOptimizer):
             eps=eps,
             weight_decay=weight_decay,
             max_ratio=max_ratio,
+            max_size=max_size,
+            corrected=corrected,
             adapt=adapt,
         )
 
     def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
-        if group["max_ratio"] is not None:
-            self._check_number("max_ratio", group["max_ratio"])
+        for name in ("max_ratio", "max_size"):
+            if group[name] is not None:
+                self._check_number(name, group[name])
+
+    def _before_step(self) -> None:
+        if self.normalised:
+            held = [param for group in self.param_groups for param in group["params"]]
+            norms = [self._norm(p.grad.double(), p) for p in held if p.grad is not None]
+            whole = math.hypot(*norms)
+            self._scale = 1.0 / whole if whole > 0 else 1.0
 
     def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
+        left1, left2 = (
+            (1 - beta1**step, 1 - beta2**step) if group.get("corrected", True) else (1.0, 1.0)
+        )
         wide = torch.promote_types(param.dtype, torch.float32)
         direction = torch.empty(param.numel(), dtype=wide, device=param.device)
         for part in stretches(param, state, self.MOMENTS):
+            if self.normalised:
+                part.grad = part.grad * self._scale
             mean, square = _updated(part, beta1, beta2)
-            denominator = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+            denominator = (square / left2).sqrt_().add_(group["eps"])
             move = direction[part.start : part.stop]
-            torch.div(mean / (1 - beta1**step), denominator, out=move)
+            torch.div(mean / left1, denominator, out=move)
             move.add_(part.master, alpha=decay)
         ratio = 1.0
         if group["adapt"]:
             size = self._norm(self.master_of(param), param)
+            size = min(size, inf if group.get("max_size") is None else group["max_size"])
             length = self._norm(direction, param)
             # A norm of 0 says nothing about scale.
             ratio = size / length if size > 0 and length > 0 else 1.0

@@ -41,11 +41,15 @@ class StepsEachParameter(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._before_step()
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None and param.numel():
                     self._step_parameter(param, group)
         return loss
+
+    def _before_step(self) -> None:
+        """What must be known of all gradients before the first parameter moves."""
 
     @abstractmethod
     def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:

@@ -93,6 +93,8 @@ class LARS(SmallStateOptimizer):
         momentum: decay of the running sum of steps; 0 keeps none.
         weight_decay: added to the gradient, and to the norm in the local rate.
         trust: how far a layer may move, relative to its size.
+        clipped: a layer's rate is the smaller one of `local` and lr, not their product; others call
+            this LARC.
         adapt: False takes 1 for the local rate: for groups of biases and norms.
         master: "split", "split8" or "fp32", for bfloat16 parameters.
         moments: "fp32" or "8bit".
@@ -101,7 +103,7 @@ class LARS(SmallStateOptimizer):
     MOMENTS = (BUFFER,)
     RANGES: ClassVar = {"lr": inf, "momentum": 1.0, "weight_decay": inf, "trust": inf}
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         params: Any,
         lr: float = 1.0,
@@ -109,6 +111,7 @@ class LARS(SmallStateOptimizer):
         weight_decay: float = 0.0,
         *,
         trust: float = 1e-3,
+        clipped: bool = False,
         adapt: bool = True,
         master: Master = "split",
         moments: Moments = "fp32",
@@ -121,6 +124,7 @@ class LARS(SmallStateOptimizer):
             momentum=momentum,
             weight_decay=weight_decay,
             trust=trust,
+            clipped=clipped,
             adapt=adapt,
         )
 
@@ -131,7 +135,8 @@ class LARS(SmallStateOptimizer):
             weights = self._norm(self.master_of(param), param)
             gradient = self._norm(param.grad.to(torch.float64), param)
             if weights and gradient:
-                rate *= group["trust"] * weights / (gradient + decay * weights)
+                local = group["trust"] * weights / (gradient + decay * weights)
+                rate = min(local, rate) if group.get("clipped") else rate * local
         for part in stretches(param, state, self.moments_of(group)):
             move = part.grad.add(part.master, alpha=decay).mul_(rate)
             for buffer in part.moments:

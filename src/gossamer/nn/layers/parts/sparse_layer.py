@@ -59,7 +59,7 @@ def fault_in_stored_mask(
 
 
 Form = Literal["masked", "compact", "trained", "packed"]
-DenseLayer = TypeVar("DenseLayer", nn.Linear, nn.Conv2d)
+DenseLayer = TypeVar("DenseLayer", bound=nn.Module)
 
 
 class GradientSum:
@@ -83,7 +83,7 @@ class SparseLayer(nn.Module, ABC):
     """A layer whose weight keeps some of its entries.
 
     Attributes:
-        kind: its row in the table of layer kinds (`nn/layer_kinds.py`): "linear", "conv".
+        kind: its row in the table of layer kinds (`nn/layer_kinds.py`): "linear", "conv" and so on.
         form: "masked" while the mask moves, "compact" once it is fixed, "packed" for inference.
         is_called: False for a layer whose weight its parent reads, without calling it.
         pattern: the rule the mask obeys.
@@ -146,8 +146,8 @@ class SparseLayer(nn.Module, ABC):
     def _copied_to(self, make: Callable[..., DenseLayer], **settings: Any) -> DenseLayer:
         """What `make` gives, with copies of the weight and the bias, in the same mode."""
         weight, bias = self.trained(), self._parameters.get("bias")
-        dense = make(**settings, bias=bias is not None, device="meta", dtype=weight.dtype)
+        dense: Any = make(**settings, bias=bias is not None, device="meta", dtype=weight.dtype)
         dense.weight = nn.Parameter(self.dense_weight(), requires_grad=weight.requires_grad)
         if bias is not None:
             dense.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-        return dense.train(self.training)
+        return dense.train(self.training)  # type: ignore[no-any-return]

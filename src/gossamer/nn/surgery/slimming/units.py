@@ -105,11 +105,11 @@ class NoAttention(nn.Module):
 
 
 def find_groups(model: nn.Module) -> list[UnitGroup]:
-    """Heads and filters of every block of a known family, in the order of the model."""
+    """Heads and filters of every block that can be cut, in the order of the model."""
     groups = []
     for name, module in model.named_modules():
         family = block_of(module)
-        if family is not None:
+        if family is not None and not family.whole:
             groups += [_heads(name, module, family), _filters(name, module, family)]
     return groups
 

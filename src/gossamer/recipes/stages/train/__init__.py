@@ -10,6 +10,7 @@ from gossamer.recipes.stages.train.graph import GraphSettings
 from gossamer.recipes.stages.train.mesh import Mesh
 from gossamer.recipes.stages.train.tables import QuantizedTables
 from gossamer.recipes.stages.train.train import (
+    OPTIMIZER_OWNERS,
     Architecture,
     CheckpointSettings,
     OptimizerSettings,
@@ -17,6 +18,7 @@ from gossamer.recipes.stages.train.train import (
 )
 
 __all__ = [
+    "OPTIMIZER_OWNERS",
     "Architecture",
     "CheckpointSettings",
     "GraphSettings",

@@ -30,6 +30,7 @@ from gossamer.recipes.base import (
 from gossamer.recipes.phrases import show
 from gossamer.recipes.stages.schedules import Moment, Schedule
 from gossamer.recipes.stages.train.clicks import ClicksSettings, clicks_faults
+from gossamer.recipes.stages.train.experts import ExpertSettings
 from gossamer.recipes.stages.train.graph import (
     LINK_MODELS,
     NODE_MODELS,
@@ -70,6 +71,7 @@ _OWNERS = {
         "context": ("gpt", "encoder"),
         "activation": ("mlp",),
         "tied": ("gpt",),
+        "experts": ("gpt",),
         "layers": ("mlp", "cnn", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
         "dropout": NODE_MODELS,
         "bottom": ("dlrm",),
@@ -80,8 +82,16 @@ _OWNERS = {
         "betas": ("adamw", "lamb"),
         "momentum": ("sgd", "lars"),
         "nesterov": ("sgd",),
+        "corrected": ("lamb",),
+        "normalised": ("lamb",),
+        "max_ratio": ("lamb",),
+        "max_size": ("lamb",),
+        "trust": ("lars",),
+        "clipped": ("lars",),
     },
 }
+# Settings of some optimizers, under the names of their arguments.
+OPTIMIZER_OWNERS = _OWNERS["optimizer"]
 # Section -> its moments that are steps of the run.
 _MOMENTS = {"schedule": ("at", "begin", "end", "last_dense"), "rate": ("warmup",)}
 _Sizes = Annotated[
@@ -109,6 +119,8 @@ class Architecture(Settings):
     """Between the layers of an mlp."""
     tied: bool | None = None
     """gpt: head and embedding share weights."""
+    experts: ExpertSettings | None = None
+    """gpt: mixtures of experts in the place of some feed-forward parts."""
     bottom: _Sizes | None = None
     """dlrm: inner sizes of the MLP of the numbers, such as [64]."""
     top: _Sizes | None = None
@@ -160,6 +172,18 @@ class OptimizerSettings(Settings):
     """sgd, lars."""
     nesterov: bool | None = None
     """sgd."""
+    corrected: bool | None = None
+    """lamb: moments divided by 1 - beta^step, as published; false: as they are."""
+    normalised: bool | None = None
+    """lamb: gradients divided by the norm of all of them first (NVLAMB)."""
+    max_ratio: Positive | None = None
+    """lamb: largest rate of a layer; 1 is trust clip."""
+    max_size: Positive | None = None
+    """lamb: largest norm of a layer that counts."""
+    trust: Positive | None = None
+    """lars: how far a layer may move, relative to its size; 0.001 if left out."""
+    clipped: bool | None = None
+    """lars: no layer moves faster than at lr (LARC)."""
     master: Literal["fp32", "split", "split8"] = Field(
         default="fp32",
         description="split: compact weights are bf16, 16 further bits make them exact fp32;"

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import gossamer.nn  # noqa: F401  (registers the operations that are counted)
 from gossamer.errors import InputError
-from gossamer.nn.families import Chain, answers
+from gossamer.nn.families import Chain, answers, why_not
 from gossamer.training.distributed.partition import Bounds, partition
 
 # By the name of the class, which is looked up and never imported.
@@ -51,9 +51,9 @@ def find_links(
         chain = next((found for found in known if found is not None), None)
     if chain is None:
         raise InputError(
-            f"pipeline: {name} is not known to be a chain of layers; known are"
-            f" {', '.join(CHAINS)}. Pass chain=Chain(layers=..., front=..., back=...) with the"
-            " paths of its modules, or write it as an nn.Sequential."
+            f"pipeline: {name} is not known to be a chain of layers.{why_not(model, 'chains')}"
+            f" Known are {', '.join(CHAINS)}. Pass chain=Chain(layers=..., front=..., back=...)"
+            " with the paths of its modules, or write it as an nn.Sequential."
         )
     links = _links_of(model, chain)
     layers = len(links) - bool(chain.front) - bool(chain.back)

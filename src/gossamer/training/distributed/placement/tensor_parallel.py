@@ -132,6 +132,12 @@ def _blocks(model: nn.Module) -> list[tuple[str, nn.Module, BlockParts]]:
             f"mesh.tensor: {type(model).__name__} has no transformer block of a known family whose"
             " heads and filters could be shared. Use data, shard or pipeline."
         )
+    for name, block, family in blocks:
+        if family.whole:
+            raise InputError(
+                f"mesh.tensor: {name} is a {type(block).__name__}, which ranks cannot share:"
+                f" {family.whole}. Use data, shard or pipeline."
+            )
     return blocks
 
 

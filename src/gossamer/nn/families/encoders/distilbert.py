@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistilBERT."""
 
-from gossamer.nn.families.bert import EMBEDDINGS, ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import EMBEDDINGS, ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,

@@ -3,12 +3,15 @@
 
 import os
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from grid_ranks import free_port
+from warm_processes import Surroundings, end, fork_server, write_to
+
+from gossamer.cli.main import main
 
 RECIPE = """\
 gossamer: 1
@@ -34,11 +37,33 @@ def write_recipe(folder: Path, mesh: str, *, steps: int = 24, timeout: float = 8
     (folder / "recipe.yaml").write_text(RECIPE.format(**content, timeout=timeout))
 
 
-def train_command(folder: Path, data: str | None = None) -> list[str]:
-    """`gossamer train` of the recipe in `folder`, behind the interpreter."""
+def train_words(folder: Path, data: str | None = None) -> list[str]:
+    """`gossamer train` of the recipe in `folder`, behind the program."""
     recipe = folder / "recipe.yaml"
     data = data or "zoo:" + recipe.read_text().partition("task: ")[2].split()[0].strip(",")
-    return ["-m", "gossamer", "train", str(recipe), "--data", data, "-o", str(folder / "out")]
+    return ["train", str(recipe), "--data", data, "-o", str(folder / "out")]
+
+
+class Rank:
+    """A process that was started, as tests ask for it."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("gossamer train", seconds)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
 @dataclass
@@ -46,7 +71,7 @@ class Run:
     """Processes that were started together."""
 
     folder: Path
-    ranks: list[subprocess.Popen]
+    ranks: list[Rank]
 
     def metrics(self) -> str:
         path = self.folder / "out.run" / "metrics.jsonl"
@@ -76,7 +101,7 @@ class Run:
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.kill()
-                rank.wait()
+                rank.wait(60)
 
 
 def launch(
@@ -87,22 +112,31 @@ def launch(
     data: str | None = None,
     **environment,
 ) -> Run:
-    """`gossamer train` of the recipe in `folder`, once per rank, as torchrun would start it."""
+    """`gossamer train` of the recipe in `folder`, once per rank, as torchrun would start it.
+
+    Imports are most of a short run, so ranks begin behind them; `test_cli_train.py` and torchrun
+    in `test_grid_faults.py` begin with the interpreter.
+    """
     ranks = []
     common = {
-        **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port or free_port()),
         "WORLD_SIZE": str(world),
-        "OMP_NUM_THREADS": "1",
         "GOSSAMER_TUNE": "off",
     }
-    command = [sys.executable, *train_command(folder, data), *extra]
+    words = [*train_words(folder, data), *extra]
     for rank in range(world):
-        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
-        with (folder / f"stderr{rank}").open("w") as errors:
-            ranks.append(
-                subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, stderr=errors)
-            )
+        given = Surroundings.here(**common, RANK=str(rank), LOCAL_RANK=str(rank), **environment)
+        process = fork_server().Process(
+            target=_train, args=(words, given, str(folder / f"stderr{rank}"))
+        )
+        process.start()
+        ranks.append(Rank(process))
     return Run(folder, ranks)
+
+
+def _train(words: list[str], given: Surroundings, errors: str) -> None:
+    write_to(os.devnull, errors)
+    given.enter()
+    end(main(words))

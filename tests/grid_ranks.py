@@ -2,7 +2,6 @@
 """Run functions on several processes of this machine: many cases in one set of processes."""
 
 import itertools
-import multiprocessing
 import os
 import socket
 import time
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 import torch.multiprocessing as mp
+from warm_processes import Surroundings, fork_server
 
 SECONDS = 600
 
@@ -34,19 +34,27 @@ def free_port() -> int:
 @contextmanager
 def started(function: Callable, arguments: tuple, world: int) -> Iterator[mp.ProcessContext]:
     """`function(rank, *arguments)` in `world` processes; none is left behind."""
-    # One import of torch for all ranks of all tests.
-    multiprocessing.set_forkserver_preload(
-        ["gossamer.training.distributed.placement.mesh", "gossamer.zoo"]
-    )
-    context = mp.start_processes(
-        function, arguments, nprocs=world, join=False, start_method="forkserver"
-    )
+    fork_server()
+    given = (Surroundings.here(), function, arguments)
+    context = mp.start_processes(_be, given, nprocs=world, join=False, start_method="forkserver")
     try:
         yield context
     finally:
         for process in context.processes:
             process.kill()
             process.join()
+
+
+def _be(rank: int, given: Surroundings, function: Callable, arguments: tuple) -> None:
+    given.enter()
+    function(rank, *arguments)
+
+
+def join(context: mp.ProcessContext) -> None:
+    """Until all have ended; whatever one of them raises is raised here."""
+    end = time.monotonic() + SECONDS
+    while not context.join(timeout=5):
+        assert time.monotonic() < end, f"ranks did not end within {SECONDS} s"
 
 
 def run_on_ranks(function: Callable, cases: Sequence[tuple], world: int) -> None:
@@ -56,9 +64,7 @@ def run_on_ranks(function: Callable, cases: Sequence[tuple], world: int) -> None
     """
     ports = [free_port() for _ in cases]
     with started(_work, (function, tuple(cases), ports), world) as context:
-        end = time.monotonic() + SECONDS
-        while not context.join(timeout=5):
-            assert time.monotonic() < end, f"ranks did not end within {SECONDS} s"
+        join(context)
 
 
 def _work(rank: int, function: Callable, cases: tuple, ports: list[int]) -> None:

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModernBERT: turned queries and keys, gates, and layers that see near tokens only."""
+
+from gossamer.nn.families.encoders.bert import ENCODER_HEADS
+from gossamer.nn.families.family import (
+    BlockParts,
+    ClassNames,
+    EncoderFacts,
+    Family,
+    transformers_path,
+)
+
+FAMILY = Family(
+    name="ModernBERT",
+    block=BlockParts(
+        block=transformers_path("modernbert", "ModernBertEncoderLayer"),
+        projections=("attn.Wqkv",),
+        output="attn.Wo",
+        attention="attn",
+        head_dim="attn.head_dim",
+        segments=3,
+        expansions=("mlp.Wi",),
+        expansion_segments=2,
+        down="mlp.Wo",
+        activation="mlp.act",
+        norms=("attn_norm", "mlp_norm"),
+        norm_first=True,
+        whole="gate and up of its feed-forward part are one layer, whose rows belong in pairs",
+    ),
+    encoder=EncoderFacts(
+        layers="layers", is_model=True, rotary="rotary_emb", window="attn.sliding_window"
+    ),
+    chains="its model gives every layer the mask and the rotation of its kind, as no stage does",
+    classes=ClassNames("modernbert", "ModernBert", ENCODER_HEADS, activation="hidden_activation"),
+    growth="its first layer has no norm, and gate and up of the others are one layer",
+)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMo 2: the layers of Llama, with norms behind every part, and of all queries and all keys."""
+
+from dataclasses import replace
+
+from gossamer.nn.families.family import GgufNames
+from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, llama_like
+
+_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+FAMILY = replace(
+    llama_like(
+        "OLMo 2",
+        "olmo2",
+        "Olmo2",
+        block={"norms": _NORMS, "whole": "one norm looks at the queries of all heads"},
+        decoder={"norms_in": (), "norms_out": _NORMS, "head_norms": LLAMA_HEAD_NORMS},
+    ),
+    gguf=GgufNames(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        norms=("post_attention_norm", "post_ffw_norm"),
+        more=GGUF_HEAD_NORMS,
+    ),
+    growth="what a part gives goes through a norm, which growth does not widen",
+)
