@@ -89,7 +89,7 @@ def with_table(model, weight):
 
 def main():
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--steps", type=int, default=40)
+    options.add_argument("--steps", type=int, default=40, help="0: rounded only")
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--grids", nargs="+", default=["int4"], choices=sorted(GRIDS))
     given = options.parse_args()
@@ -106,6 +106,9 @@ def main():
     for name in given.grids:
         weight, before = trained(model, GRIDS[name], fitted, held, 0)
         tables[f"{name}, rounded"] = (weight, "int4")
+        progress(f"{name}: divergence {before:.4f} on windows held out")
+        if not given.steps:
+            continue
         weight, after = trained(model, GRIDS[name], fitted, held, given.steps)
         tables[f"{name}, trained"] = (weight, "int4")
         found.append({"grid": name, "divergence_before": before, "divergence_after": after})

@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from grid_ranks import free_port
-from warm_processes import begin, end, fork_server
+from warm_processes import Surroundings, end, fork_server, write_to
 
 from gossamer.cli.main import main
 
@@ -119,7 +119,6 @@ def launch(
     """
     ranks = []
     common = {
-        **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port or free_port()),
@@ -128,15 +127,16 @@ def launch(
     }
     words = [*train_words(folder, data), *extra]
     for rank in range(world):
-        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}
+        given = Surroundings.here(**common, RANK=str(rank), LOCAL_RANK=str(rank), **environment)
         process = fork_server().Process(
-            target=_train, args=(words, own, str(folder / f"stderr{rank}"))
+            target=_train, args=(words, given, str(folder / f"stderr{rank}"))
         )
         process.start()
         ranks.append(Rank(process))
     return Run(folder, ranks)
 
 
-def _train(words: list[str], environment: dict[str, str], errors: str) -> None:
-    begin(environment, os.devnull, errors)
+def _train(words: list[str], given: Surroundings, errors: str) -> None:
+    write_to(os.devnull, errors)
+    given.enter()
     end(main(words))

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 import torch.multiprocessing as mp
-from warm_processes import fork_server
+from warm_processes import Surroundings, fork_server
 
 SECONDS = 600
 
@@ -35,7 +35,7 @@ def free_port() -> int:
 def started(function: Callable, arguments: tuple, world: int) -> Iterator[mp.ProcessContext]:
     """`function(rank, *arguments)` in `world` processes; none is left behind."""
     fork_server()
-    given = (dict(os.environ), function, arguments)
+    given = (Surroundings.here(), function, arguments)
     context = mp.start_processes(_be, given, nprocs=world, join=False, start_method="forkserver")
     try:
         yield context
@@ -45,10 +45,8 @@ def started(function: Callable, arguments: tuple, world: int) -> Iterator[mp.Pro
             process.join()
 
 
-def _be(rank: int, environment: dict[str, str], function: Callable, arguments: tuple) -> None:
-    """In the environment of the test, not in that of the test that came first."""
-    os.environ.clear()
-    os.environ.update(environment)
+def _be(rank: int, given: Surroundings, function: Callable, arguments: tuple) -> None:
+    given.enter()
     function(rank, *arguments)
 
 

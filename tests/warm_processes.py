@@ -8,11 +8,11 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import NamedTuple
 
 
 def fork_server() -> BaseContext:
@@ -33,16 +33,30 @@ def fork_server() -> BaseContext:
     return multiprocessing.get_context("forkserver")
 
 
-def begin(environment: Mapping[str, str], out: str, errors: str) -> None:
-    """What a new interpreter would find: an environment, paths of modules, files to write to."""
-    import torch
+class Surroundings(NamedTuple):
+    """What a new interpreter finds; the server's own are those of the test that came first."""
 
-    for name, number in ((out, 1), (errors, 2)):
+    environment: dict[str, str]
+    folder: str
+
+    @classmethod
+    def here(cls, folder: Path | None = None, **environment: str) -> "Surroundings":
+        return cls({**os.environ, **environment}, str(folder or Path.cwd()))
+
+    def enter(self) -> None:
+        import torch
+
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+        sys.path[:0] = filter(None, self.environment.get("PYTHONPATH", "").split(os.pathsep))
+        torch.set_num_threads(1)
+
+
+def write_to(*files: str) -> None:
+    """Make these the standard output and the place of errors."""
+    for number, name in enumerate(files, 1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    torch.set_num_threads(1)
 
 
 def end(code: int | None) -> None:
@@ -53,18 +67,21 @@ def end(code: int | None) -> None:
 
 
 def run_script(
-    script: str | Path, *arguments: str | Path, seconds: float = 280, **environment: str
+    script: str | Path,
+    *arguments: str | Path,
+    folder: Path | None = None,
+    seconds: float = 280,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """What `python SCRIPT ARGUMENTS...` gives."""
+    """What `python SCRIPT ARGUMENTS...` gives in a folder."""
     words = [str(script), *map(str, arguments)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as pipes:
         # Pipes: a limit on the size of files does not hold for them.
-        files = [str(Path(folder, name)) for name in ("out", "errors")]
+        files = [str(Path(pipes, name)) for name in ("out", "errors")]
         for file in files:
             os.mkfifo(file)
-        process = fork_server().Process(
-            target=_run, args=(words, {**os.environ, **environment}, *files)
-        )
+        given = Surroundings.here(folder, **environment)
+        process = fork_server().Process(target=_run, args=(words, given, *files))
         with ThreadPoolExecutor(len(files)) as readers:
             written = [readers.submit(Path(file).read_text) for file in files]
             process.start()
@@ -80,8 +97,9 @@ def run_script(
         )
 
 
-def _run(words: list[str], environment: dict[str, str], out: str, errors: str) -> None:
-    begin(environment, out, errors)
+def _run(words: list[str], given: Surroundings, *files: str) -> None:
+    write_to(*files)
+    given.enter()
     sys.argv = words
     sys.path.insert(0, str(Path(words[0]).parent))
     runpy.run_path(words[0], run_name="__main__")

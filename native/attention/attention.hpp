@@ -40,6 +40,7 @@ struct AttentionCall {
   const int32_t* head_list;  // [heads], which list of tiles
   const uint64_t* masks;     // [masks][2][64]: for each query bits over keys, for each key bits over queries
   const int32_t* ranges;     // [batch, queries, 2]: keys from..to - 1 that a query may see; null = all
+  const int32_t* positions;  // [batch, heads, queries], keys have the same: no key may stand behind its query; or null
   const float* bias;         // [heads, queries + keys - 1] at (query - key) + keys - 1, added to scores; or null
   float scale, cap;          // score = cap * tanh(scale * q.k / cap) + bias; cap 0 = none
   uint32_t drop;             // a weight is kept if its 32 random bits are above it; 0 = all are

@@ -17,7 +17,7 @@ namespace {
 using Direction = std::array<uintptr_t, 3>;  // starts, columns, masks
 using Strided = std::array<int64_t, 4>;      // address and three strides
 using Sizes = std::array<int64_t, 6>;
-using Extras = std::array<uintptr_t, 3>;
+using Extras = std::array<uintptr_t, 4>;
 
 constexpr int64_t kMostTokens = int64_t{1} << 30;
 
@@ -85,6 +85,8 @@ AttentionCall make_call(const PyTiles& tiles, const Sizes& sizes, const Extras& 
   c.head_list = reinterpret_cast<const int32_t*>(extras[0]);
   c.ranges = reinterpret_cast<const int32_t*>(extras[1]);
   c.bias = reinterpret_cast<const float*>(extras[2]);
+  c.positions = reinterpret_cast<const int32_t*>(extras[3]);
+  if (c.positions && c.queries != c.keys) throw std::invalid_argument("positions need as many queries as keys");
   if (!c.head_list) throw std::invalid_argument("an array is missing");
   for (int64_t h = 0; h < c.heads; ++h)
     if (c.head_list[h] < 0 || c.head_list[h] >= tiles.lists()) throw std::invalid_argument("a list is out of range");

@@ -16,6 +16,7 @@ struct Shape {
   bool ranges, bias, drops, is_bf16;
   float cap;
   double density;  // of tiles
+  bool positions = false;  // with as many queries as keys
 };
 
 int64_t tiles_of(int64_t tokens) { return (tokens + kTile - 1) / kTile; }
@@ -113,6 +114,9 @@ void check_one(const Shape& s, std::mt19937& random, Tally& tally) {
     const int64_t a = static_cast<int64_t>(random() % static_cast<uint64_t>(s.keys + 1)), b = static_cast<int64_t>(random() % static_cast<uint64_t>(s.keys + 1));
     ranges.push_back(static_cast<int32_t>(std::min(a, b))), ranges.push_back(static_cast<int32_t>(std::max(a, b)));
   }
+  std::vector<int32_t> positions;
+  for (int64_t i = 0; s.positions && i < s.batch * s.heads * s.queries; ++i)
+    positions.push_back(static_cast<int32_t>(random() % 50));
   const int64_t distances = s.queries + s.keys - 1;
   std::normal_distribution<float> normal;
   std::vector<float> bias, grad_lse;
@@ -144,6 +148,10 @@ void check_one(const Shape& s, std::mt19937& random, Tally& tally) {
             if (s.ranges) {
               const size_t at = static_cast<size_t>((b * s.queries + i) * 2);
               if (j < ranges[at] || j >= ranges[at + 1]) continue;
+            }
+            if (s.positions) {
+              const size_t first = row - static_cast<size_t>(i);
+              if (positions[first + static_cast<size_t>(j)] > positions[row]) continue;
             }
             seen.push_back(j);
           }
@@ -197,6 +205,7 @@ void check_one(const Shape& s, std::mt19937& random, Tally& tally) {
                          {tiles.starts.data(), tiles.columns.data(), tiles.ids.data()},
                          {tiles.turned_starts.data(), tiles.turned_columns.data(), tiles.turned_ids.data()},
                          lists.data(), tiles.masks.data(), s.ranges ? ranges.data() : nullptr,
+                         s.positions ? positions.data() : nullptr,
                          s.bias ? bias.data() : nullptr, static_cast<float>(scale), s.cap,
                          static_cast<uint32_t>(p * 4294967296.0), static_cast<float>(1.0 / (1.0 - p)), 77};
       attention_forward(c, isa, threads);
@@ -255,6 +264,7 @@ void check_attention(Tally& tally) {
   check_one({1, 6, 2, 100, 70, 32, 8, false, true, false, false, 0.0f, 0.6}, random, tally);
   check_one({2, 4, 1, 70, 129, 16, 40, true, false, true, true, 0.0f, 0.7}, random, tally);
   check_one({1, 2, 2, 40, 40, 8, 8, false, false, false, true, 0.0f, 0.0}, random, tally);
+  check_one({2, 2, 1, 100, 100, 8, 8, true, true, false, false, 0.0f, 0.8, true}, random, tally);
   check_one({1, 1, 1, 0, 5, 8, 8, false, false, false, false, 0.0f, 1.0}, random, tally);
   check_one({0, 1, 1, 5, 5, 8, 8, false, false, false, false, 0.0f, 1.0}, random, tally);
 }
@@ -263,10 +273,10 @@ void fuzz_attention(std::mt19937& random, Tally& tally) {
   const auto below = [&](int64_t most) { return static_cast<int64_t>(random() % static_cast<uint64_t>(most)); };
   const int64_t kv_heads = 1 + below(2);
   const bool square = random() % 2;
-  const int64_t queries = 1 + below(random() % 4 ? 80 : 200), keys = square ? queries : 1 + below(150), dim = 1 + below(40);
-  check_one({1 + below(2), kv_heads * (1 + below(2)), kv_heads, queries, keys, dim, random() % 2 ? dim : 1 + below(40),
+  const int64_t queries = 1 + below(random() % 8 ? 70 : 140), keys = square ? queries : 1 + below(100), dim = 1 + below(20);
+  check_one({1 + below(2), kv_heads * (1 + below(2)), kv_heads, queries, keys, dim, random() % 2 ? dim : 1 + below(20),
              random() % 2 == 0, random() % 3 == 0, random() % 3 == 0, random() % 4 == 0, random() % 3 ? 0.0f : 2.0f,
-             static_cast<double>(below(11)) / 10.0},
+             static_cast<double>(below(11)) / 10.0, square && random() % 2 == 0},
             random, tally);
 }
 

@@ -142,7 +142,7 @@ bool forward_row(const AttentionCall& c, const AttentionKernels& kernels, int64_
   const int64_t* const starts = c.by_query.starts + c.head_list[head] * tiles_of(c.queries) + row;
   for (int64_t t = starts[0]; t < starts[1]; ++t) {
     const int64_t key = c.by_query.columns[t] * kTile, keys = std::min(kTile, c.keys - key);
-    const TileMask mask(c, batch, query, key, c.by_query.masks[t], true, false);
+    const TileMask mask(c, batch, head, query, key, c.by_query.masks[t], true, false);
     if (mask.is_empty()) continue;
     const FloatRows k = float_rows(c.k, c.is_bf16, batch, kv_head, key, keys, c.dim, own_k);
     const FloatRows v = float_rows(c.v, c.is_bf16, batch, kv_head, key, keys, c.value_dim, own_v);
@@ -240,7 +240,7 @@ class BackwardHead {
       for (int64_t t = starts[j]; t < starts[j + 1]; ++t) {
         const int64_t query = c_.by_key.columns[t] * kTile, queries = std::min(kTile, c_.queries - query);
         // Lanes beyond the last key must add nothing to the gradient of a bias.
-        const TileMask mask(c_, batch_, query, key, c_.by_key.masks[t], false, dbias);
+        const TileMask mask(c_, batch_, head, query, key, c_.by_key.masks[t], false, dbias);
         if (mask.is_empty()) continue;
         const FloatRows q = float_rows(c_.q, c_.is_bf16, batch_, head, query, queries, c_.dim, own_[1]);
         const FloatRows grad = float_rows(b_.grad, c_.is_bf16, batch_, head, query, queries, c_.value_dim, own_[2]);

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "attention.hpp"
 
@@ -23,15 +24,28 @@ inline void transpose_bits(uint64_t* bits) {
     }
 }
 
+// Bits of keys whose positions are at most `position`.
+inline uint64_t not_behind(const int32_t* positions, int64_t keys, int32_t position) {
+  uint8_t is[kTile] = {};
+  for (int64_t j = 0; j < keys; ++j) is[j] = positions[j] <= position;
+  uint64_t bits = 0;
+  for (int64_t j = 0; j < kTile; j += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, is + j, sizeof eight);
+    bits |= (eight * 0x0102040810204080u >> 56) << j;  // eight bytes of 0 or 1 side by side
+  }
+  return bits;
+}
+
 class TileMask {
  public:
   // For each query bits over keys or, `by_key`, for each key bits over queries. `cuts_keys`: bits beyond the last
   // key are never set, for those whose lanes are keys.
-  TileMask(const AttentionCall& c, int64_t batch, int64_t query, int64_t key, int32_t mask, bool by_key,
+  TileMask(const AttentionCall& c, int64_t batch, int64_t head, int64_t query, int64_t key, int32_t mask, bool by_key,
            bool cuts_keys) {
     const int64_t queries = std::min(kTile, c.queries - query), keys = std::min(kTile, c.keys - key);
     const bool cuts = cuts_keys && keys < kTile;
-    if (!c.ranges && !cuts) {
+    if (!c.ranges && !c.positions && !cuts) {
       rows_ = mask < 0 ? nullptr : c.masks + mask * 2 * kTile + (by_key ? kTile : 0);
       return;
     }
@@ -43,6 +57,10 @@ class TileMask {
       if (c.ranges && i < queries) {
         const int32_t* const range = c.ranges + (batch * c.queries + query + i) * 2;
         bits &= low_bits(range[1] - key) & ~low_bits(range[0] - key);
+      }
+      if (c.positions && i < queries) {
+        const int32_t* const positions = c.positions + (batch * c.heads + head) * c.queries;
+        bits &= not_behind(positions + key, keys, positions[query + i]);
       }
       own_[i] = bits;
       any |= bits;

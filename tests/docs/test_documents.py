@@ -1,11 +1,10 @@
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from warm_processes import run_script
 
 from gossamer.ops import kernel_list
 
@@ -57,15 +56,8 @@ def test_pages_use_no_other_kind_of_code_block():
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
 def test_example_runs(example, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, str(example)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        timeout=200,
-    )
-    assert result.returncode == 0, result.stderr.decode()
+    result = run_script(example, folder=tmp_path)
+    assert result.returncode == 0, result.stderr
     assert result.stdout
 
 

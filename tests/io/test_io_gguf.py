@@ -33,8 +33,8 @@ from gguf_tools import (
 
 from gossamer.errors import ArtifactError, GossamerError, InputError, ResourceError
 from gossamer.io import load, load_gguf, read_beside
-from gossamer.io.gguf.file import llama_config
 from gossamer.io.gguf.header import MAX_ITEMS, TENSOR_TYPES, open_gguf
+from gossamer.io.gguf.settings import read_settings
 
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
@@ -55,7 +55,7 @@ def header_of(path):
 def read_all(path):
     """Everything of a file but its weights."""
     header = header_of(path)
-    llama_config(header, str(path))
+    read_settings(header, str(path))
     return read_beside(path)
 
 
@@ -176,6 +176,25 @@ def test_digits_stay_apart_and_merges_apply(tokenizer):
     assert tokenizer.get_vocab_size() == SIZES["vocab_size"]
 
 
+@pytest.mark.parametrize(
+    ("cut", "text", "tokens"),
+    [
+        ("refact", "he 12", ["he", "Ġ", "1", "2"]),
+        ("olmo", "he 12", ["he", "Ġ", "12"]),
+        ("dbrx", "he12\n\nhe", ["he", "12", "Ċ", "Ċ", "he"]),
+        ("llama-bpe", "12 hell", ["<start>", "12", "Ġ", "hell"]),
+        ("qwen2", "12 he\u0301", ["1", "2", "Ġ", "h", "Ã", "©"]),
+    ],
+)
+def test_texts_are_cut_as_the_file_names_it(tmp_path, cut, text, tokens):
+    from tokenizers import Tokenizer
+
+    file = tiny_gguf()
+    file.settings["tokenizer.ggml.pre"] = (STRING, cut)
+    content = read_beside(file.write(tmp_path / "m.gguf"))["tokenizer.json"].decode()
+    assert Tokenizer.from_str(content).encode(text).tokens == tokens
+
+
 @pytest.mark.parametrize("sample", ["", " ", "hello\n\n  12", "wörld 日本 \x00\x7f", "it's <e>"])
 def test_any_text_survives_the_tokenizer(tokenizer, sample):
     assert tokenizer.decode(tokenizer.encode(sample).ids) == sample
@@ -252,7 +271,8 @@ REFUSED = {
     "missing": (without("blk.1.ffn_up.weight"), "'blk.1.ffn_up.weight' is missing"),
     "no-embedding": (without("token_embd.weight"), "token_embd.weight"),
     "bias": (extra(), "has no place in a Llama"),
-    "rope-factors": (extra("rope_freqs.weight", (4,)), "has no place in a Llama"),
+    "rope-factors": (extra("rope_factors_long.weight", (4,)), "have no place in a Llama"),
+    "rope-freqs": (extra("rope_freqs.weight", (4,)), "are not those of Llama 3"),
     "twice": (extra("token_embd.weight", (32,)), "appears twice"),
     "shape": (tensor(1, shape=(16, 64)), "expected"),
     "dimensions": (tensor(1, shape=(1, 1, 1, 32, 32)), "1 to 4 dimensions"),
@@ -262,7 +282,7 @@ REFUSED = {
     "beyond": (tensor(1, shape=(2**20, 32)), "truncated|overlaps"),
     "offset": (tensor(1, offset=2**63), "truncated"),
     "overlap": (tensor(2, offset=0), "overlaps"),
-    "tensor-type": (tensor(1, kind=16), "tensor type 16 cannot be read"),
+    "tensor-type": (tensor(1, kind=9), "tensor type 9 cannot be read"),
     "blocks": (tensor(1, kind=Q8_0, shape=(32, 33)), "blocks of 32"),
     "name": (tensor(1, name="../x"), "looks like a path"),
     "empty-name": (tensor(1, name=""), "1 to 512 bytes"),
@@ -275,7 +295,7 @@ def test_hostile_files_are_refused_before_memory_is_taken(tmp_path, case, monkey
     file = tiny_gguf()
     change(file)
     path = file.write(tmp_path / "m.gguf")
-    monkeypatch.setattr("gossamer.io.gguf.file._dequantised", None)
+    monkeypatch.setattr("gossamer.io.gguf.file.check_memory", None)
     with pytest.raises(ArtifactError, match=message) as caught:
         load_gguf(path)
     assert str(caught.value).isascii()
@@ -302,6 +322,16 @@ def test_tokenizers_that_are_refused(tmp_path, key, value, message):
     file.settings[f"tokenizer.ggml.{key}"] = value
     with pytest.raises(ArtifactError, match=message):
         read_beside(file.write(tmp_path / "m.gguf"))
+
+
+def test_a_tokenizer_in_the_folder_stands_in(tmp_path):
+    file = tiny_gguf()
+    file.settings["tokenizer.ggml.model"] = (STRING, "llama")
+    path = file.write(tmp_path / "m.gguf")
+    with pytest.raises(ArtifactError, match="in the folder of the file"):
+        read_beside(path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert read_beside(path) == {"tokenizer.json": b"{}"}
 
 
 def raw_setting(body):

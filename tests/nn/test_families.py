@@ -175,7 +175,9 @@ def test_blocks_that_stay_whole_say_why_where_they_would_be_cut(family):
 @pytest.mark.parametrize("family", names_with("gguf"))
 def test_gguf_files_have_a_name_for_every_weight(family):
     names, parts = answers("gguf")[family], answers("block")[family]
-    chain = answers("chains")[family][names.model]
+    facts = answers("decoder")[family]
+    assert names.model == facts.model
+    chain = facts.chain
     pairs = [
         (names.norms, parts.norms),
         (names.linears, parts.linears),

@@ -34,6 +34,9 @@ RULES = {
     "strided:7": lambda i, j, causal: abs(i - j) <= 7 or (i - j) % 7 == 0,
     "fixed:128,c=8": lambda i, j, causal: i // 128 == j // 128 or j % 128 >= 120,
     "fixed:30,c=2": lambda i, j, causal: i // 30 == j // 30 or j % 30 >= 28,
+    "chunks:64": lambda i, j, causal: i // 64 - j // 64 in (0, 1),
+    "chunks:50": lambda i, j, causal: i // 50 - j // 50 in (0, 1),
+    "chunks:5": lambda i, j, causal: i // 5 - j // 5 in (0, 1),
     "sinks:3+window:10": lambda i, j, causal: (
         j < 3 or (0 <= i - j < 10 if causal else abs(i - j) <= 5)
     ),

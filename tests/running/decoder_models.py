@@ -51,13 +51,13 @@ FAMILIES = {
     "qwen3": ("Qwen3ForCausalLM", _WIDE | {"tie_word_embeddings": True}),
     "phi3": (
         "Phi3ForCausalLM",
-        _WIDE
+        _LLAMA
         | {
             "sliding_window": 32,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 1e4,
-                "partial_rotary_factor": 0.6,
+                "partial_rotary_factor": 0.67,
             },
         },
     ),

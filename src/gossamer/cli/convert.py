@@ -33,7 +33,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     """Write the model in IN to OUT in another form; weights keep their bits.
 
     IN is a gossamer artifact, a local Hugging Face directory, one safetensors file, a gguf file of
-    the Llama family (dequantised to fp32), an ONNX file of an encoder or CNN, or a packaged model
+    a decoder (dequantised to fp32), an ONNX file of an encoder or CNN, or a packaged model
     (demo:minilm, demo:smollm2). Masks of compressed-tensors and torch.nn.utils.prune are taken as
     they are; exact zeros that another pruner left are taken as its mask. Tokenizer files go along.
     """

@@ -87,7 +87,7 @@ def prune(
 ) -> None:
     """Prune MODEL, save it to OUT and show quality, bytes and time beside the dense model.
 
-    MODEL is a local Hugging Face directory, a gossamer artifact, a gguf file of the Llama family, a
+    MODEL is a local Hugging Face directory, a gossamer artifact, a gguf file of a decoder, a
     packaged model (demo:minilm, demo:smollm2), or zoo:mlp and zoo:tiny-encoder.
     OUT gets the weights, the tokenizer if there is one, report.json and card.md; a folder that is
     no artifact is not touched.

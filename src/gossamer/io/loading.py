@@ -25,6 +25,7 @@ from gossamer.io.onnx import is_onnx, load_onnx
 from gossamer.io.pruners import AdoptedLayer, adopt_zeros, describe_foreign
 from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_tensors_of
 from gossamer.io.safe_files.directories import AnyPath
+from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
 from gossamer.named_files import is_inside, read_inside
 
 __all__ = [
@@ -50,7 +51,7 @@ def load(
 
     Args:
         path: an artifact of `gossamer.save`, an ordinary checkpoint (a safetensors file or a
-            Hugging Face directory), a gguf file of the Llama family, or an ONNX file (see
+            Hugging Face directory), a gguf file of a decoder, or an ONNX file (see
             `load_onnx`).
         model: fill this module in place instead of building one; needed where the artifact does
             not describe its architecture. All mismatches are reported at once, and nothing is
@@ -121,14 +122,21 @@ def read_beside(path: AnyPath) -> dict[str, bytes]:
 
     Args:
         path: an artifact, whose manifest verifies the files it lists; a Hugging Face directory; a
-            gguf file, whose tokenizer becomes tokenizer.json; an ONNX file, whose folder has
-            them; any other file has nothing beside it.
+            gguf file, whose tokenizer becomes tokenizer.json, or lies in its folder if that cannot
+            be; an ONNX file, whose folder has them; any other file has nothing beside it.
     """
     found, has_manifest = find_artifact(path)
     if is_onnx(found) and found.is_file():
         found = found.parent
     elif found.is_file():
-        return gguf_tokenizer_files(found) if is_gguf(found) else {}
+        if not is_gguf(found):
+            return {}
+        try:
+            return gguf_tokenizer_files(found)
+        except ArtifactError:
+            if not is_inside(found.parent, TOKENIZER_FILE):
+                raise
+            found = found.parent
     verified: dict[str, bytes] = {}
     if has_manifest:
         with open_artifact(path) as artifact:

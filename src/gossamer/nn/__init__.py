@@ -6,6 +6,8 @@ a mixture, have their kept values for a Parameter. `Embedding` and `EmbeddingBag
 are trained in few bits; `quantize_tables` makes them of all stock tables of a model.
 `conv1d_to_linear` makes ordinary Linears of the layers of GPT-2, so that they can have masks.
 
+`SparseAttention` is that of `attention`, the room of attention layers for long sequences.
+
 Rooms behind this door: `layers`, with the bases of new ones; `moe`, mixtures of experts;
 `layer_kinds`, `layer_weights` and `forms`, what can be asked of a layer and the way between its
 forms; `surgery`, how modules are replaced and put back; `families`, what is known about BERT, Llama
@@ -13,6 +15,7 @@ and the others; `operator_graph`, models that are data; `prunable`, `rounding`, 
 `tokens` and `batch`.
 """
 
+from gossamer.nn.attention import SparseAttention as SparseAttention
 from gossamer.nn.layers import Conv2d, Linear, MaskedLinear
 from gossamer.nn.layers.experts import Experts
 from gossamer.nn.layers.tables import Embedding, EmbeddingBag

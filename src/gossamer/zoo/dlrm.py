@@ -7,17 +7,20 @@ interact.
 
 from collections.abc import Sequence
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.layers.tables.late_rows import LateRows, give_rows, is_late, untouched
 from gossamer.nn.layers.tables.together import PackedTogether
 from gossamer.zoo.arguments import MAX_LAYERS, ZooArgs, check_choice, check_size
 from gossamer.zoo.mlp import MLP
 
 MAX_TABLES = 4096
 _DIGEST_BYTES = 32
+_SEED_STEP = 0xD1B54A32D192ED03  # between tables
 
 
 class DLRM(nn.Module):
@@ -68,7 +71,10 @@ class DLRM(nn.Module):
         self.bottom: nn.Module | None = None
         if num_numbers:
             self.bottom = MLP((num_numbers, *self.bottom_sizes, width))
-        self.tables = nn.ModuleList(nn.EmbeddingBag(size, width, mode=pooling) for size in rows)
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(size, width, mode=pooling, _weight=untouched(size, width))
+            for size in rows
+        )
         num_vectors = len(self.rows) + bool(num_numbers)
         num_dots = num_vectors * (num_vectors - 1) // 2
         self.top = MLP((width + num_dots, *self.top_sizes, 1))
@@ -78,10 +84,17 @@ class DLRM(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Tables uniform in +-sqrt(1 / rows), as published; the MLPs as torch does it."""
-        for table, size in zip(self.tables, self.rows, strict=True):
-            bound = sqrt(1 / size)
-            nn.init.uniform_(table.weight, -bound, bound)  # type: ignore[arg-type]
+        """Tables uniform in +-sqrt(1 / rows), as published; the MLPs as torch does it.
+
+        A row is a function of one number from the global generator, its table and its own number.
+        """
+        if not self.rows or self.features_digest.device.type != "cpu":
+            return
+        seed = int(torch.randint(2**62, ()))
+        for number, size in enumerate(self.rows):
+            table: Any = self.tables[number]
+            own = LateRows(seed + number * _SEED_STEP, sqrt(1 / size), size, self.width)
+            give_rows(table, own)
 
     def zoo_args(self) -> ZooArgs:
         """The arguments that build this model again."""
@@ -141,6 +154,8 @@ class DLRM(nn.Module):
             raise InputError(
                 f"DLRM: expected numbers [rows, {self.num_numbers}], got {list(numbers_BN.shape)}."
             )
+        if any(map(is_late, self.tables)):
+            raise InputError("DLRM: its tables are to be cut, and have no rows yet.")
         count = len(self.rows)
         if offsets is None:
             if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.shape[1] != count:

@@ -139,6 +139,22 @@ class TestAgainstFloat64:
             leaves,
         )
 
+    def test_positions_of_sorted_tokens(self):
+        leaves = inputs(queries=130, keys=130)
+        positions = torch.stack(
+            [torch.randperm(130, generator=torch.Generator().manual_seed(h)) for h in range(4)]
+        )
+        positions = positions.view(2, 2, 130) // 2
+        mask = dense_mask("window:90", *leaves[:2])
+        mask = mask & (positions[..., None, :] <= positions[..., None])
+        assert_same(
+            lambda q, k, v: gossamer.attention(
+                q, k, v, "window:90", positions=positions, return_lse=True
+            ),
+            lambda q, k, v: oracle(q, k, v, mask),
+            leaves,
+        )
+
     def test_documents(self):
         leaves = inputs(queries=150, keys=150)
         first = torch.repeat_interleave(torch.tensor([4, 2, 9, 2]), torch.tensor([10, 60, 1, 79]))

@@ -25,7 +25,7 @@ class Layer(torch.nn.Module):
 
 def test_the_op_keeps_the_rules_of_torch():
     q, k, v = (x.requires_grad_() for x in inputs(20))
-    args = q, k, v, None, None, None, "window:5", True, None, 0.3, 0.0, 0.0
+    args = q, k, v, None, None, None, None, "window:5", True, None, 0.3, 0.0, 0.0
     torch.library.opcheck(forward_op, args)
 
 
@@ -87,6 +87,7 @@ def test_dropout_is_drawn_inside_a_graph():
         (lambda q, k, v: (q, k, v, {"alibi": torch.zeros(3)}), "a slope for each of 2 heads"),
         (lambda q, k, v: (q, k, v, {"lengths": torch.zeros(3).int()}), "one for each sequence"),
         (lambda q, k, v: (q, k, v, {"lengths": torch.zeros(2)}), "whole numbers"),
+        (lambda q, k, v: (q, k, v, {"positions": torch.zeros(3).int()}), "positions must be"),
         (lambda q, k, v: (q, k, v, {"documents": torch.zeros(3).int()}), "documents must be"),
         (lambda q, k, v: (q, k, v, {"pattern": "windw:3"}), "did you mean 'window'"),
         (lambda q, k, v: (q, k, v, {"pattern": "full; full; full"}), "3 patterns for 2 heads"),

@@ -4,6 +4,7 @@
 import copy
 from itertools import pairwise
 
+import psutil
 import pytest
 import torch
 from grid_ranks import run_on_ranks
@@ -13,11 +14,13 @@ from test_table_exchange import make_loop
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.layers.tables.late_rows import late_of, late_rows
 from gossamer.training.distributed import MeshSizes
 from gossamer.training.distributed.placement import MeshSettings, ProcessMesh
 from gossamer.training.distributed.processes import Timeouts, joined, world_of_environment
 from gossamer.training.distributed.tables import look_up, shard_tables
 from gossamer.training.distributed.tables.shard_plan import TableSize, plan_shards
+from gossamer.zoo import DLRM
 
 PATIENT = Timeouts(start=120, step=120, heartbeat=2)
 SIZES = st.dictionaries(
@@ -144,3 +147,40 @@ def train_sharded(how):
 @pytest.mark.timeout(600)
 def test_a_loop_shares_tables():
     run_on_ranks(train_sharded, [(2, "table"), (4, "row"), (4, "auto")], 4)
+
+
+ROWS, WIDTH = 1_000_000, 32  # 128 MB
+
+
+def bytes_of_a_rank():
+    world = world_of_environment()
+    with joined(MeshSizes(data=world), PATIENT) as session:
+        process = psutil.Process()
+        before = process.memory_info().rss
+        torch.manual_seed(3)
+        with late_rows():
+            net = DLRM(2, (ROWS, 10), width=WIDTH, bottom=(4,), top=(4,))
+        for table in net.tables:
+            table.sparse = True
+        shard_tables(net, "row")
+        whole = 4 * ROWS * WIDTH
+        grown = process.memory_info().rss - before
+        assert grown < whole / world + whole / 8, (grown, whole)
+        bounds, rank = net.tables[0].bounds, session.rank
+        # The rows that a process which holds all of them has there.
+        torch.manual_seed(3)
+        with late_rows():
+            again = DLRM(2, (ROWS, 10), width=WIDTH, bottom=(4,), top=(4,))
+        first, last = bounds[rank], bounds[rank + 1]
+        assert torch.equal(net.tables[0].weight, late_of(again.tables[0]).rows(first, last))
+        assert torch.equal(net.tables[1].weight, late_of(again.tables[1]).rows(*_own(net, rank)))
+
+
+def _own(net, rank):
+    bounds = net.tables[1].bounds
+    return bounds[rank], bounds[rank + 1]
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_builds_its_own_rows_only():
+    run_on_ranks(bytes_of_a_rank, [(4,)], 4)

@@ -70,8 +70,8 @@ def _options(command: Any) -> Any:
 def complete(out: Output, /, prompt: str, **settings: Any) -> None:
     """Continue PROMPT with MODEL, as it is: no chat template.
 
-    MODEL is a gossamer artifact, a local Hugging Face directory or a gguf file of a Llama, Qwen2 or
-    Mistral model; it must come with its tokenizer.
+    MODEL is a gossamer artifact, a local Hugging Face directory or a gguf file of a decoder; it
+    must come with its tokenizer.
     """
     model = _open(out, settings)
     text = _tell(out, model, model.writer.prompt_ids(prompt, special_tokens=model.special_tokens))

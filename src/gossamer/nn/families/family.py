@@ -6,7 +6,7 @@ family needs transformers to be installed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
@@ -222,6 +222,12 @@ class ClassNames:
         return tuple(self.prefix + head for head in self.heads)
 
 
+# Of a block with gate and up, and with projections of their own.
+GGUF_LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+# Where all projections are one matrix, and nothing is gated or gate and up are one, too.
+GGUF_FUSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+
+
 @dataclass(frozen=True)
 class GgufNames:
     """How a gguf file of the family names things.
@@ -233,14 +239,33 @@ class GgufNames:
         linears: of a block, in the order of `BlockParts.linears`.
         front: in the order of the chain's `front`.
         back: in the order of the chain's `back`.
+        more: further tensors of a block -> its modules.
+        rows: "pairs" if rows of queries and keys are stored as pairs that rotate, "stacked" if one
+            projection has all queries before all keys, and torch has each head in turn.
+        settings: fields of the configuration -> settings of the file, where it has them.
+        renamed: what the configuration calls a field otherwise than Llama's; "eps" for norms.
+        fixed: fields that no file holds.
+        partial: heads may rotate in some of their columns.
+        long_rope: files may hold factors of frequencies for short and long texts.
+        local_theta: base of the frequencies of local layers, which no file holds.
+        wide_scale_at: blocks of the one size whose scores are scaled by width / heads.
     """
 
     architecture: str
     model: str
-    norms: tuple[str, ...]
-    linears: tuple[str, ...]
-    front: tuple[str, ...]
-    back: tuple[str, ...]
+    norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    linears: tuple[str, ...] = GGUF_LINEARS
+    front: tuple[str, ...] = ("token_embd",)
+    back: tuple[str, ...] = ("output_norm", "output")
+    more: Mapping[str, str] = field(default_factory=dict)
+    rows: Literal["", "pairs", "stacked"] = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=lambda: {"eps": "rms_norm_eps"})
+    fixed: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    partial: bool = False
+    long_rope: bool = False
+    local_theta: float | None = None
+    wide_scale_at: int = 0
 
 
 Role = Literal["table", "embedding", "norm", "last norm", "inner", "head", "logits", "classifier"]

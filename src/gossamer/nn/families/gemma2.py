@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.family import ClassNames
+from gossamer.nn.families.family import ClassNames, GgufNames
 from gossamer.nn.families.llama import LLAMA_HEADS, LLAMA_WINDOW, llama_like
 
 GEMMA_BLOCK = {
@@ -23,6 +23,17 @@ GEMMA_REASONS = {
     "growth": "what a part gives goes through a norm, which growth does not widen",
 }
 
+GEMMA_GGUF_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+GEMMA_GGUF_SETTINGS = {
+    "sliding_window": "attention.sliding_window",
+    "layer_types": "attention.sliding_window_pattern",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+GEMMA_GGUF_FIXED = {"hidden_activation": "gelu_pytorch_tanh"}
+
 FAMILY = replace(
     llama_like(
         "Gemma 2",
@@ -32,5 +43,13 @@ FAMILY = replace(
         decoder=GEMMA_DECODER | {"score_cap": "self_attn.attn_logit_softcapping"},
     ),
     classes=ClassNames("gemma2", "Gemma2", LLAMA_HEADS, activation="hidden_activation"),
+    gguf=GgufNames(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        more=GEMMA_GGUF_NORMS,
+        settings=GEMMA_GGUF_SETTINGS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        fixed=GEMMA_GGUF_FIXED,
+        wide_scale_at=46,
+    ),
     **GEMMA_REASONS,
 )

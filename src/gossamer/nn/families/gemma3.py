@@ -3,9 +3,16 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.family import ClassNames
-from gossamer.nn.families.gemma2 import GEMMA_BLOCK, GEMMA_DECODER, GEMMA_REASONS
-from gossamer.nn.families.llama import LLAMA_HEAD_NORMS, llama_like
+from gossamer.nn.families.family import ClassNames, GgufNames
+from gossamer.nn.families.gemma2 import (
+    GEMMA_BLOCK,
+    GEMMA_DECODER,
+    GEMMA_GGUF_FIXED,
+    GEMMA_GGUF_NORMS,
+    GEMMA_GGUF_SETTINGS,
+    GEMMA_REASONS,
+)
+from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, llama_like
 
 FAMILY = replace(
     llama_like(
@@ -22,6 +29,15 @@ FAMILY = replace(
         ("TextModel", "ForCausalLM"),
         activation="hidden_activation",
         config="Gemma3TextConfig",
+    ),
+    gguf=GgufNames(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        more=GEMMA_GGUF_NORMS | GGUF_HEAD_NORMS,
+        settings=GEMMA_GGUF_SETTINGS,
+        fixed=GEMMA_GGUF_FIXED,
+        local_theta=10000.0,
+        wide_scale_at=62,
     ),
     **GEMMA_REASONS,
 )

@@ -2,10 +2,12 @@
 """GPT-2. Its weights are stored transposed, in transformers' Conv1D."""
 
 from gossamer.nn.families.family import (
+    GGUF_FUSED,
     BlockParts,
     ClassNames,
     DecoderFacts,
     Family,
+    GgufNames,
     GrowthFacts,
     transformers_chain,
     transformers_path,
@@ -50,6 +52,21 @@ FAMILY = Family(
         "GPT2",
         ("Model", "LMHeadModel", "ForSequenceClassification", "ForTokenClassification"),
         activation="activation_function",
+    ),
+    gguf=GgufNames(
+        "gpt2",
+        "GPT2LMHeadModel",
+        linears=GGUF_FUSED,
+        front=("token_embd", "position_embd", "drop"),
+        renamed={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+            "eps": "layer_norm_epsilon",
+        },
+        fixed={"activation_function": "gelu_new"},
     ),
     growth=GrowthFacts(
         width=("n_embd",),

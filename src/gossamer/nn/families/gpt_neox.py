@@ -2,10 +2,12 @@
 """GPT-NeoX and Pythia: parallel parts, LayerNorm, heads that rotate in some columns."""
 
 from gossamer.nn.families.family import (
+    GGUF_FUSED,
     BlockParts,
     ClassNames,
     DecoderFacts,
     Family,
+    GgufNames,
     transformers_chain,
     transformers_path,
 )
@@ -43,6 +45,16 @@ FAMILY = Family(
         "GPTNeoX",
         ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"),
         activation="hidden_act",
+    ),
+    gguf=GgufNames(
+        "gptneox",
+        "GPTNeoXForCausalLM",
+        linears=GGUF_FUSED,
+        rows="stacked",
+        settings={"use_parallel_residual": "use_parallel_residual"},
+        renamed={"eps": "layer_norm_eps"},
+        fixed={"hidden_act": "gelu"},
+        partial=True,
     ),
     growth="rows of its projection are query, key and value of each head in turn",
 )

@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.family import ClassNames
+from gossamer.nn.families.family import ClassNames, GgufNames
 from gossamer.nn.families.llama import llama_like
 
 FAMILY = replace(
@@ -19,6 +19,17 @@ FAMILY = replace(
         },
     ),
     classes=ClassNames("granite", "Granite", ("Model", "ForCausalLM"), activation="hidden_act"),
+    gguf=GgufNames(
+        "granite",
+        "GraniteForCausalLM",
+        rows="pairs",
+        settings={
+            "attention_multiplier": "attention.scale",
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+    ),
     chains="the input of every stage of a pipeline would be scaled like embeddings",
     growth="its factors were chosen for its width",
 )

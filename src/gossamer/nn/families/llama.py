@@ -21,6 +21,7 @@ LLAMA_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 
 LLAMA_WINDOW = "self_attn.sliding_window"
 LLAMA_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+GGUF_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
 def llama_like(
@@ -83,12 +84,5 @@ def llama_like(
 
 FAMILY = replace(
     llama_like("Llama", "llama", "Llama"),
-    gguf=GgufNames(
-        "llama",
-        "LlamaForCausalLM",
-        norms=("attn_norm", "ffn_norm"),
-        linears=("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
-        front=("token_embd",),
-        back=("output_norm", "output"),
-    ),
+    gguf=GgufNames("llama", "LlamaForCausalLM", rows="pairs"),
 )

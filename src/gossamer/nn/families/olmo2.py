@@ -3,7 +3,8 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.llama import LLAMA_HEAD_NORMS, llama_like
+from gossamer.nn.families.family import GgufNames
+from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, llama_like
 
 _NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 FAMILY = replace(
@@ -13,6 +14,12 @@ FAMILY = replace(
         "Olmo2",
         block={"norms": _NORMS, "whole": "one norm looks at the queries of all heads"},
         decoder={"norms_in": (), "norms_out": _NORMS, "head_norms": LLAMA_HEAD_NORMS},
+    ),
+    gguf=GgufNames(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        norms=("post_attention_norm", "post_ffw_norm"),
+        more=GGUF_HEAD_NORMS,
     ),
     growth="what a part gives goes through a norm, which growth does not widen",
 )

@@ -44,6 +44,7 @@ FAMILY = Family(
     ),
     encoder="its layers hide later tokens; the native encoder attends to all of them",
     classes=ClassNames("opt", "OPT", LLAMA_HEADS, activation="activation_function"),
+    gguf="llama.cpp has no OPT, so there are no files of it",
     growth=GrowthFacts(
         width=("hidden_size", "word_embed_proj_dim"),
         heads="num_attention_heads",

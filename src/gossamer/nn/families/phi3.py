@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+from gossamer.nn.families.family import GGUF_FUSED, GgufNames
 from gossamer.nn.families.llama import llama_like
 
 FAMILY = replace(
@@ -18,6 +19,17 @@ FAMILY = replace(
             "whole": "queries, keys and values are parts of one matrix, of unequal sizes",
         },
         decoder={"window": "self_attn.config.sliding_window"},
+    ),
+    gguf=GgufNames(
+        "phi3",
+        "Phi3ForCausalLM",
+        linears=GGUF_FUSED,
+        settings={
+            "sliding_window": "attention.sliding_window",
+            "original_max_position_embeddings": "rope.scaling.original_context_length",
+        },
+        partial=True,
+        long_rope=True,
     ),
     growth="queries, keys and values are parts of one matrix, of unequal sizes",
 )

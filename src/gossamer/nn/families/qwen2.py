@@ -3,9 +3,10 @@
 
 from dataclasses import replace
 
+from gossamer.nn.families.family import GgufNames
 from gossamer.nn.families.llama import LLAMA_WINDOW, llama_like
 
 FAMILY = replace(
     llama_like("Qwen2", "qwen2", "Qwen2", decoder={"window": LLAMA_WINDOW}),
-    gguf="its gguf files hold biases, which the reader does not know",
+    gguf=GgufNames("qwen2", "Qwen2ForCausalLM"),
 )

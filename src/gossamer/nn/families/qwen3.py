@@ -3,7 +3,8 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.llama import LLAMA_HEAD_NORMS, LLAMA_WINDOW, llama_like
+from gossamer.nn.families.family import GgufNames
+from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, LLAMA_WINDOW, llama_like
 
 FAMILY = replace(
     llama_like(
@@ -12,5 +13,6 @@ FAMILY = replace(
         "Qwen3",
         decoder={"head_norms": LLAMA_HEAD_NORMS, "window": LLAMA_WINDOW},
     ),
+    gguf=GgufNames("qwen3", "Qwen3ForCausalLM", more=GGUF_HEAD_NORMS),
     growth="queries and keys have norms of their own, which growth does not widen",
 )

@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+from gossamer.nn.families.family import GgufNames
 from gossamer.nn.families.llama import LLAMA_WINDOW, llama_like
 
 FAMILY = replace(
@@ -12,5 +13,6 @@ FAMILY = replace(
         "SmolLM3",
         decoder={"rotates": "self_attn.use_rope", "window": LLAMA_WINDOW},
     ),
+    gguf=GgufNames("smollm3", "SmolLM3ForCausalLM", rows="pairs"),
     growth="a layer rotates or not by its number, which more layers would change",
 )

@@ -87,5 +87,6 @@ def _is_stock(layer: nn.TransformerEncoderLayer) -> bool:
     return (
         type(layer.linear1) is nn.Linear
         and type(layer.linear2) is nn.Linear
+        and type(layer.self_attn) is nn.MultiheadAttention
         and type(layer.self_attn.out_proj) in (nn.Linear, NonDynamicallyQuantizableLinear)
     )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over blocks as custom ops: forward, backward, shapes for tracers.
 
-    s[i, j] = cap * tanh(scale q[i].k[j] / cap) + bias[i - j]      for pairs of the pattern
+    s[i, j] = cap * tanh(scale q[i].k[j] / cap) + bias[i - j]      for pairs of the pattern whose
+                                                                   positions[j] <= positions[i]
     out[i]  = sum over j of exp(s[i, j] - lse[i]) * keep[i, j] * v[j]
 
 The forward keeps out and lse. The backward computes weights from lse again, block by block.
@@ -53,6 +54,7 @@ def forward_op(  # noqa: PLR0913  (an op has tensors and numbers only)
     v: Tensor,
     ranges: Tensor | None,
     bias: Tensor | None,
+    positions: Tensor | None,
     seed: Tensor | None,
     pattern: str,
     causal: bool,
@@ -64,7 +66,9 @@ def forward_op(  # noqa: PLR0913  (an op has tensors and numbers only)
     """The result [B, H, N, V], laid out as q, and lse [B, H, N]."""
     q, k, v = _rows(q), _rows(k), _rows(v)
     out, lse = _like(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-    tiles, before, _held = _call((q, k, v, out), lse, ranges, bias, (pattern, causal, offset))
+    tiles, before, _held = _call(
+        (q, k, v, out), lse, (ranges, bias, positions), (pattern, causal, offset)
+    )
     _native.attention_forward(tiles, *before, scale, cap, dropout, _seed(seed), active_kernels())
     return out, lse
 
@@ -76,8 +80,7 @@ def _seed(seed: Tensor | None) -> int:
 def _call(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     lse: Tensor,
-    ranges: Tensor | None,
-    bias: Tensor | None,
+    extras: tuple[Tensor | None, ...],
     pattern: tuple[str, bool, int | None],
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """Tiles, the arguments both native calls begin with, and what must live until they end."""
@@ -86,12 +89,11 @@ def _call(
     name, causal, offset = pattern
     blocks = lists_of(name, queries, k.shape[2], heads, causal, offset)
     lists = head_lists(blocks, heads)
-    ranges = None if ranges is None else ranges.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    extras = tuple(None if t is None else t.contiguous() for t in extras)
     sizes = batch, heads, k.shape[1], dim, v.shape[-1], int(q.dtype is torch.bfloat16)
-    extras = tuple(address(t, _WHERE) for t in (lists, ranges, bias))
-    before = sizes, *(_strided(t) for t in tensors), address(lse, _WHERE), extras
-    return native_tiles(blocks), before, (blocks, lists, ranges, bias)
+    arrays = tuple(address(t, _WHERE) for t in (lists, *extras))
+    before = sizes, *(_strided(t) for t in tensors), address(lse, _WHERE), arrays
+    return native_tiles(blocks), before, (blocks, lists, extras)
 
 
 def _fake_backward(
@@ -118,6 +120,7 @@ def backward_op(  # noqa: PLR0913  (as above)
     lse: Tensor,
     ranges: Tensor | None,
     bias: Tensor | None,
+    positions: Tensor | None,
     seed: Tensor | None,
     pattern: str,
     causal: bool,
@@ -132,7 +135,9 @@ def backward_op(  # noqa: PLR0913  (as above)
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
     dq, dk, dv = (_like(t, t.shape[-1]) for t in (q, k, v))
     dbias = _empty_bias(q, bias)
-    tiles, before, _held = _call((q, k, v, out), lse, ranges, bias, (pattern, causal, offset))
+    tiles, before, _held = _call(
+        (q, k, v, out), lse, (ranges, bias, positions), (pattern, causal, offset)
+    )
     _native.attention_backward(
         tiles,
         *before,
@@ -150,8 +155,8 @@ def backward_op(  # noqa: PLR0913  (as above)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ranges, bias, seed, *ctx.settings = inputs
-    ctx.save_for_backward(q, k, v, *output, ranges, bias, seed)
+    q, k, v, ranges, bias, positions, seed, *ctx.settings = inputs
+    ctx.save_for_backward(q, k, v, *output, ranges, bias, positions, seed)
     ctx.set_materialize_grads(False)
     if ctx.settings[0].startswith("#"):
         heads = q.shape[1]
@@ -159,16 +164,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> Gradients:
-    q, k, v, out, lse, ranges, bias, seed = ctx.saved_tensors
+    q, k, v, out, lse, ranges, bias, positions, seed = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 12
+        return (None,) * 13
     if grad is None:
         grad = torch.zeros_like(out)
     dq, dk, dv, dbias = backward_op(
-        grad, grad_lse, q, k, v, out, lse, ranges, bias, seed, *ctx.settings
+        grad, grad_lse, q, k, v, out, lse, ranges, bias, positions, seed, *ctx.settings
     )
     wants_bias = bias is not None and ctx.needs_input_grad[4]
-    return dq, dk, dv, None, dbias.sum(0) if wants_bias else None, *(None,) * 7
+    return dq, dk, dv, None, dbias.sum(0) if wants_bias else None, *(None,) * 8
 
 
 forward_op.register_autograd(_backward, setup_context=_save)

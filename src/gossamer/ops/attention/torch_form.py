@@ -22,6 +22,7 @@ class Extras(NamedTuple):
 
     ranges: Tensor | None
     bias: Tensor | None
+    positions: Tensor | None
     seed: Tensor | None
     scale: float
     cap: float
@@ -49,7 +50,7 @@ def _rows_of_head(
 ) -> tuple[Tensor, Tensor]:
     q, k, v = tensors
     head, heads = head_of
-    ranges, bias, seed, scale, cap, dropout = extras
+    ranges, bias, positions, seed, scale, cap, dropout = extras
     known = head if len(blocks.of_head) > 1 else 0
     row, column, mask = blocks.blocks_of(known)
     outs, sums = [], []
@@ -65,6 +66,8 @@ def _rows_of_head(
         if ranges is not None:
             limits = ranges[:, i]
             seen = seen & (j >= limits[..., :1]) & (j < limits[..., 1:])
+        if positions is not None:
+            seen = seen & (positions[:, head, j][:, None] <= positions[:, head, i][..., None])
         score = q[:, i] @ k[:, j].transpose(1, 2) * scale
         if cap > 0:
             score = cap * torch.tanh(score / cap)

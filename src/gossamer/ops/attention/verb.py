@@ -2,6 +2,7 @@
 """`gossamer.attention`: checks, what is added to a pattern, and which path computes it."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +35,9 @@ def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     offset: int | None = None,
+    positions: Tensor | None = None,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Attention over the pairs of a pattern, forward and backward, at the cost of its blocks.
 
     Float32 and bfloat16 on the CPU run on native kernels, whose results are the same for any number
@@ -60,13 +62,20 @@ def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
         seed: of dropout, for the same weights again; None = drawn from torch's generator.
         offset: the position of the first query among the keys; None: the last query stands at the
             last key.
+        positions: [batch, heads, tokens], where tokens that were sorted stood: no query attends to
+            a key that stood behind it. `causal` and distances are about the order they have now.
         return_lse: also give the logarithm of each row's sum of exponentials, float32 [batch,
             heads, queries]; -inf for a query that attends to nothing.
+
+    Returns:
+        [batch, heads, queries, value_dim], or that and the logarithms.
     """
     _check(q, k, v, dropout, softcap)
     queries, keys = q.shape[2], k.shape[2]
     first = keys - queries if offset is None else offset
     ranges = ranges_of(lengths, documents, q.shape[0], queries, keys, first)
+    if positions is not None:
+        positions = _positions_of(q, k, positions)
     bias = _bias_of(q, k, bias, alibi, first)
     drawn = _seed_of(seed) if dropout else None
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
@@ -80,6 +89,7 @@ def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
             v,
             ranges,
             bias,
+            positions,
             drawn,
             name,
             causal,
@@ -90,7 +100,9 @@ def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
         )
     else:
         blocks = lists_of(name, queries, keys, q.shape[1], causal, offset)
-        out, lse = by_torch(q, k, v, blocks, Extras(ranges, bias, drawn, scale, cap, dropout))
+        out, lse = by_torch(
+            q, k, v, blocks, Extras(ranges, bias, positions, drawn, scale, cap, dropout)
+        )
     return (out, lse) if return_lse else out
 
 
@@ -127,7 +139,7 @@ def _bias_of(
     q: Tensor, k: Tensor, bias: Tensor | None, alibi: bool | Tensor, offset: int
 ) -> Tensor | None:
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    distances = queries + keys - 1
+    distances = max(queries + keys - 1, 0)
     exact = torch.float64 if q.dtype is torch.float64 else torch.float32
     if bias is not None:
         if tuple(bias.shape) != (heads, distances):
@@ -143,6 +155,16 @@ def _bias_of(
         raise InputError(f"{_WHERE}: alibi must be a slope for each of {heads} heads.")
     added = alibi_bias(slopes.to(q.device, exact), queries, keys, offset)
     return added if bias is None else bias + added
+
+
+def _positions_of(q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    shape = tuple(q.shape[:3])
+    if tuple(positions.shape) != shape or positions.is_floating_point() or k.shape[2] != shape[2]:
+        raise InputError(
+            f"{_WHERE}: positions must be whole numbers of shape {list(shape)} with as many keys as"
+            f" queries, got {positions.dtype} {list(positions.shape)} for {k.shape[2]} keys."
+        )
+    return positions.to(torch.int32)
 
 
 def _seed_of(seed: int | Tensor | None) -> Tensor:

@@ -298,6 +298,37 @@ class FixedTerm(AttentionTerm):
 
 
 @dataclass(frozen=True)
+class ChunksTerm(AttentionTerm):
+    """The own chunk and the one before, as sorted tokens attend (Reformer)."""
+
+    length: int
+    name: ClassVar[str] = "chunks"
+
+    def attends(self, i: Ints, j: Ints, grid: Span) -> Bits:
+        """The rule."""
+        apart = i // self.length - j // self.length
+        found: Bits = np.logical_or(apart == 0, apart == 1)
+        return found
+
+    def blocks(self, grid: Span) -> list[Pairs]:
+        """Blocks that the rule reaches."""
+        return [_band(grid, 2 * self.length, self.length)]
+
+    def signature(self, first_query: Ints, first_key: Ints, grid: Span) -> list[Ints]:
+        """What the mask of a block depends on."""
+        most = BLOCK // self.length + 3
+        apart = first_query // self.length - first_key // self.length
+        return [
+            first_query % self.length,
+            first_key % self.length,
+            np.clip(apart, -most, most),
+        ]
+
+    def __str__(self) -> str:
+        return f"chunks:{self.length}"
+
+
+@dataclass(frozen=True)
 class BigBirdTerm(AttentionTerm):
     """Blocks: neighbours, the first and last ones for all, and some at random (BigBird, ITC).
 
@@ -437,6 +468,7 @@ TERMS: dict[str, type[AttentionTerm]] = {
         SinksTerm,
         StridedTerm,
         FixedTerm,
+        ChunksTerm,
         BigBirdTerm,
     )
 }

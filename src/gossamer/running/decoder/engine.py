@@ -115,6 +115,8 @@ class DecoderEngine:
         )
         linears = [linear for block in blocks for linear in block.linears]
         tables = [table] if head is table else [table, head]
+        # Every product of a token, in the order in which it runs.
+        self._products = [*linears, head]
         self.size = DecoderSize(
             weights=sum(linear.few.shape[0] * linear.few.shape[1] for linear in linears),
             kept=sum(linear.few.nnz for linear in linears),

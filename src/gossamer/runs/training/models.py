@@ -13,6 +13,7 @@ from gossamer.errors import InputError, ResourceError
 from gossamer.nn import quantize_tables
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.tables import table_of
+from gossamer.nn.layers.tables.late_rows import untouched
 from gossamer.recipes.stages.train import (
     OPTIMIZER_OWNERS,
     Architecture,
@@ -39,9 +40,24 @@ _DEFAULT_HEADS = 4
 _FLOAT_BITS = 32
 _CLASSES: dict[str, Any] = {"adamw": AdamW, "sgd": SGD, "lamb": LAMB, "lars": LARS}
 _PLAIN: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+def _adagrad(tables: list[nn.Parameter], lr: float) -> torch.optim.Adagrad:
+    """torch's, whose sums take memory where they are written: ranks may hold some rows only."""
+    held = [table.data for table in tables]
+    for table in tables:
+        table.data = table.data.new_empty(0, table.shape[1])
+    made = torch.optim.Adagrad(tables, lr=lr)
+    for table, data in zip(tables, held, strict=True):
+        table.data = data
+        on_cpu = data.device.type == "cpu"
+        made.state[table]["sum"] = untouched(*data.shape) if on_cpu else torch.zeros_like(data)
+    return made
+
+
 # By rows: their steps touch those rows only that have a gradient.
 _BY_ROWS: dict[str, Any] = {
-    "adagrad": torch.optim.Adagrad,
+    "adagrad": _adagrad,
     "sgd": torch.optim.SGD,
     "adam": torch.optim.SparseAdam,
 }
@@ -52,12 +68,15 @@ _BY_QUANTIZED_ROWS: dict[str, Any] = {"adagrad": TableAdagrad, "sgd": TableSGD, 
 _MOMENTS = {"adagrad": 1, "sgd": 0, "adam": 2}
 
 
-def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Module:
+def build_model(
+    architecture: Architecture, sizes: Mapping[str, Any], num_cuts: int = 1
+) -> nn.Module:
     """The model, with fresh weights from the global generator.
 
     Args:
         architecture: from the recipe.
         sizes: of inputs and outputs, from the task.
+        num_cuts: equal parts that tables are cut into, of which this machine holds one.
     """
     a = architecture
     if a.name == "mlp":
@@ -68,7 +87,7 @@ def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Modu
     if a.name == "dlrm":
         given = {"bottom": a.bottom, "top": a.top, "pooling": a.pooling}
         own: Any = {name: value for name, value in given.items() if value is not None}
-        _check_tables(sizes["rows"], a.width)
+        _check_tables(sizes["rows"], a.width, num_cuts)
         return DLRM(sizes["numbers"], sizes["rows"], width=a.width, **own)
     if a.name == "lightgcn":
         return Recommender(sizes["nodes"], width=a.width, hops=a.layers)
@@ -93,13 +112,13 @@ def build_model(architecture: Architecture, sizes: Mapping[str, Any]) -> nn.Modu
     )
 
 
-def _check_tables(rows: Sequence[int], width: int) -> None:
+def _check_tables(rows: Sequence[int], width: int, num_cuts: int) -> None:
     """Refuse tables that this machine cannot hold, before the system ends the process for them."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return
-    needed = 4 * width * sum(rows)
+    needed = 4 * width * sum(rows) // num_cuts
     if needed > memory:
         raise ResourceError(
             f"model: {len(rows)} tables with {sum(rows):,} rows of {width} numbers take {needed:,}"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of a training run: the recipe, the data, and the user's own model."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from gossamer.data.tasks import (
 from gossamer.errors import InputError, RecipeError
 from gossamer.io import read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
+from gossamer.nn.layers.tables.late_rows import late_rows
 from gossamer.recipes import Recipe
 from gossamer.recipes.stages import Train
 from gossamer.recipes.stages.train import Architecture, GraphSettings
@@ -206,16 +208,30 @@ def _check_data(task: str, text: str, option: str) -> None:
         raise InputError(f"{option} {text}: {fault}; {expected}.")
 
 
-def model_of(train: Train, task: Task) -> nn.Module:
-    """The user's own model, or a fresh one as the recipe names it."""
+def model_of(train: Train, task: Task, *, is_cut: bool = False) -> nn.Module:
+    """The user's own model, or a fresh one as the recipe names it.
+
+    Args:
+        train: the stage.
+        task: has the user's model, or the sizes of a fresh one.
+        is_cut: ranks will share the rows of its tables before anything else: a fresh model has
+            none until then.
+    """
     model = task.model
     if model is None:
-        model = build_model(architecture_of(train), task.sizes)
+        with late_rows() if is_cut else contextlib.nullcontext():
+            model = build_model(architecture_of(train), task.sizes, _num_cuts(train, is_cut))
     if train.quantize_tables is not None:
         quantize(train.quantize_tables, model)
     if task.adopt is not None:
         task.adopt(model)
     return model
+
+
+def _num_cuts(train: Train, is_cut: bool) -> int:
+    """Into how many equal parts all tables are cut."""
+    by_rows = is_cut and train.mesh is not None and train.mesh.tables.shard == "row"
+    return train.mesh.data if by_rows and train.mesh is not None else 1
 
 
 def architecture_of(train: Train) -> Architecture:

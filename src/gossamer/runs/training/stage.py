@@ -192,7 +192,10 @@ def prepare(
     settings = loop_settings(train, task)
     # Again: a user's function may draw what it likes.
     seed_all(train.seed)
-    model = model_of(train, task)
+    is_cut = grid is not None and train.mesh is not None and train.mesh.tables.shard != "none"
+    # Masks and growth change whole models before they are cut.
+    is_cut = is_cut and train.schedule is None and not settings.grow
+    model = model_of(train, task, is_cut=is_cut)
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     optimizer = build_optimizer(train.optimizer, model)
     follow_experts(model, optimizer)

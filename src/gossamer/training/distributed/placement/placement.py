@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gossamer.errors import InputError
+from gossamer.nn.layers.tables.late_rows import forget_late
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline import LayerPipeline, find_links
@@ -237,6 +238,7 @@ def lay_out(
     local = structure_copy(model)
     cuts = share_units(local, session.group("tensor")) if sizes.tensor > 1 else {}
     rows = shard_tables(local, tables, talk)
+    forget_late(model)
     pipeline, holders, modules = None, {}, [local]
     if make_pipeline is not None:
         pipeline = make_pipeline(local)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.layers.tables.late_rows import fill_late, late_of
 from gossamer.nn.surgery import replace_module
 from gossamer.training.distributed.tables.shard_plan import Sharding, TableSize, plan_shards
 from gossamer.training.distributed.tables.sharded import ShardedBag
@@ -27,12 +28,14 @@ def shard_tables(
     `nn.Embedding`.
 
     Args:
-        model: its bags are replaced in place; the whole tables are not changed.
+        model: its bags are replaced in place; the whole tables are not changed. Of tables that
+            have no numbers yet (`late_rows`) only the rows of this rank are made.
         how: tables are cut.
         group: the ranks; used by tables alone.
         room: bytes of tables that a rank may hold.
     """
     if how == "none":
+        fill_late(model)
         return {}
     bags = {
         name: module
@@ -53,8 +56,9 @@ def shard_tables(
     for name, bag in bags.items():
         bounds, whole = plan[name], cast("nn.Parameter", bag.weight)
         start, stop = bounds[rank], bounds[rank + 1]
+        late = late_of(bag)
         sharded = ShardedBag(
-            whole.detach()[start:stop].clone(),
+            whole.detach()[start:stop].clone() if late is None else late.rows(start, stop),
             bounds,
             mode=bag.mode,
             padding=bag.padding_idx,
@@ -67,4 +71,5 @@ def shard_tables(
         found[sharded.weight] = (whole, slice(start * width, stop * width))
         sharded.train(bag.training)
         replace_module(model, bag, sharded)
+    fill_late(model)
     return found

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer in a gguf file, as the files that transformers reads. Byte-level BPE only.
+
+How text is cut before merging is a name in the file; it is looked up in a closed table, because a
+wrong cut gives other tokens without any error.
+"""
+
+import json
+import os
+from typing import Any
+
+from gossamer.errors import ArtifactError
+from gossamer.io.gguf.header import open_gguf
+from gossamer.io.safe_files.documents import pretty_json
+
+_MODEL = "gpt2"
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_DIGITS = [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL]
+
+
+def _cut_by_words(digits: str) -> list[dict[str, Any]]:
+    """Contractions, words with one sign before them, so many digits, signs, white space."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    return [split | {"invert": False}, _BYTE_LEVEL | {"use_regex": False}]
+
+
+# Name in the file to the steps of the pre-tokenizer.
+_LLAMA_BPE = "llama-bpe"
+_PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+    **dict.fromkeys(("smollm", "refact"), _DIGITS),
+    **{name: [_BYTE_LEVEL] for name in ("gpt-2", "olmo")},
+    **{name: _cut_by_words(r"\p{N}{1,3}") for name in (_LLAMA_BPE, "dbrx", "smaug-bpe")},
+    "qwen2": _cut_by_words(r"\p{N}"),
+}
+_CONTROL, _USER_DEFINED = 3, 4
+_SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def gguf_tokenizer_files(path: os.PathLike[str] | str) -> dict[str, bytes]:
+    """`tokenizer.json` and `tokenizer_config.json` of the tokenizer in a gguf file."""
+    file, header = open_gguf(path)
+    file.close()
+    settings, where = header.settings, str(path)
+    model, cut = (settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if model != _MODEL or not isinstance(cut, str) or cut not in _PRE_TOKENIZERS:
+        raise ArtifactError(
+            f"{where}: tokenizer {ascii(model)[:40]} with pre-tokenizer {ascii(cut)[:40]} cannot be"
+            f" read; known: {_MODEL!r} with {', '.join(map(repr, _PRE_TOKENIZERS))}. Put the"
+            " tokenizer.json of the model in the folder of the file."
+        )
+    tokens = _texts(settings, "tokenizer.ggml.tokens", where)
+    return {
+        "tokenizer.json": _tokenizer(settings, tokens, where),
+        "tokenizer_config.json": _config(settings, tokens, where),
+    }
+
+
+def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ArtifactError(f"{where}: a token appears twice in tokenizer.ggml.tokens.")
+    cut = settings["tokenizer.ggml.pre"]
+    steps = _PRE_TOKENIZERS[cut]
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokens, settings, where),
+        "normalizer": {"type": "NFC"} if cut == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": _post_processor(settings, tokens, where),
+        "decoder": _BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": cut == _LLAMA_BPE,  # a word that is a token is never taken apart
+            "vocab": vocabulary,
+            "merges": _merges(vocabulary, settings, where),
+        },
+    }
+    return json.dumps(content, ensure_ascii=False).encode("utf-8")
+
+
+def _config(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
+    content: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    context = settings.get(f"{settings.get('general.architecture')}.context_length")
+    if type(context) is int:
+        content["model_max_length"] = context
+    for name, key in _SPECIAL.items():
+        number = _special(settings, key, tokens, where)
+        if number is not None:
+            content[name] = tokens[number]
+    template = settings.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        # Text for whoever formats chats; it is not looked into here.
+        content["chat_template"] = template
+    return pretty_json(content)
+
+
+def _special(settings: dict[str, Any], key: str, tokens: list[str], where: str) -> int | None:
+    """The number of a special token, where there is one."""
+    number = settings.get(f"tokenizer.ggml.{key}")
+    if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
+        raise ArtifactError(
+            f"{where}: tokenizer.ggml.{key} is {ascii(number)[:40]}, but there are {len(tokens)}"
+            " tokens."
+        )
+    return number
+
+
+def _post_processor(
+    settings: dict[str, Any], tokens: list[str], where: str
+) -> dict[str, Any] | None:
+    """Puts the first token before every text, where the file says so; Llama 3 does unless told."""
+    usual = settings["tokenizer.ggml.pre"] == _LLAMA_BPE
+    if not settings.get("tokenizer.ggml.add_bos_token", usual):
+        return None
+    number = _special(settings, "bos_token_id", tokens, where)
+    if number is None:
+        return None
+    first = {"SpecialToken": {"id": tokens[number], "type_id": 0}}
+    one, two = ({"Sequence": {"id": name, "type_id": at}} for at, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, one],
+        "pair": [first, one, two],
+        "special_tokens": {
+            tokens[number]: {"id": tokens[number], "ids": [number], "tokens": [tokens[number]]}
+        },
+    }
+
+
+def _merges(vocabulary: dict[str, int], settings: dict[str, Any], where: str) -> list[list[str]]:
+    merges = []
+    for number, text in enumerate(_texts(settings, "tokenizer.ggml.merges", where)):
+        parts = text.split(" ")
+        if len(parts) != 2 or any(part not in vocabulary for part in (*parts, "".join(parts))):
+            raise ArtifactError(
+                f"{where}: tokenizer.ggml.merges[{number}] {text[:40]!a} must be two tokens whose"
+                " union is a token."
+            )
+        merges.append(parts)
+    return merges
+
+
+def _added(tokens: list[str], settings: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    kinds = settings.get("tokenizer.ggml.token_type", [])
+    if not isinstance(kinds, list) or len(kinds) not in (0, len(tokens)):
+        raise ArtifactError(f"{where}: tokenizer.ggml.token_type must have one entry per token.")
+    return [
+        {
+            "id": number,
+            "content": tokens[number],
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+            "special": kind == _CONTROL,
+        }
+        for number, kind in enumerate(kinds)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+
+
+def _texts(settings: dict[str, Any], key: str, where: str) -> list[str]:
+    value = settings.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ArtifactError(f"{where}: {key} is missing or no list of texts.")
+    return value
