@@ -570,6 +570,7 @@ def graph_spmm(
     x: int,
     y: int,
     width: int,
+    is_bf16: bool,
     kernels: str,
     /,
 ) -> None: ...
