@@ -7,7 +7,9 @@
 Settings of the papers: GCN with 16 hidden features and dropout 0.5, GAT with 8 heads of 8 and
 dropout 0.6 of features and attention. The epoch that counts is chosen on validation: `best` takes
 the best of some epochs, `patience` is the rule of GAT's paper. Without it, that of each paper is
-taken. `--sides pyg` trains the layers of PyG by the same rules. Needs GOSSAMER_DATA.
+taken. `--sides pyg` trains the layers of PyG by the same rules. Dropout of words is drawn for those
+that are there, as a word that is not stays away; PyG gets them as a dense matrix. Needs
+GOSSAMER_DATA.
 """
 
 import argparse
@@ -42,6 +44,7 @@ class Net(nn.Module):
     def __init__(self, model, inputs, classes, side):
         super().__init__()
         gcn, gat = kinds_of(side)
+        self.side = side
         if model == "gcn":
             self.layers, self.dropout = nn.ModuleList([gcn(inputs, 16), gcn(16, classes)]), 0.5
             self.between, self.rate = F.relu, 0.01
@@ -50,16 +53,23 @@ class Net(nn.Module):
             self.layers, self.dropout = nn.ModuleList(heads), 0.6
             self.between, self.rate = F.elu, 0.005
 
-    def forward(self, x, graph):
+    def forward(self, words, graph):
         """Logits of all nodes."""
-        x = self.layers[0](F.dropout(x, self.dropout, self.training), graph)
+        x = self.layers[0](self._dropped(words), graph)
         x = F.dropout(self.between(x), self.dropout, self.training)
         return self.layers[1](x, graph)
+
+    def _dropped(self, words):
+        if self.training:
+            parts = words.crow_indices(), words.col_indices()
+            values = F.dropout(words.values(), self.dropout)
+            words = torch.sparse_csr_tensor(*parts, values, words.shape)
+        return words.to_dense() if self.side == "pyg" else words
 
 
 def train(model, side, case, split, graph, seed, epochs, stop):
     torch.manual_seed(seed)
-    x, y = torch.from_numpy(case.x), torch.from_numpy(case.y)
+    x, y = torch.from_numpy(case.x).to_sparse_csr(), torch.from_numpy(case.y)
     net = Net(model, x.shape[1], case.num_classes, side)
     groups = [{"params": net.layers[0].parameters(), "weight_decay": 5e-4}]
     decay = 0.0 if model == "gcn" else 5e-4

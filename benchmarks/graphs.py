@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of graph neural networks: gossamer against PyG and DGL, interleaved.
 
-    python benchmarks/graphs.py [--graphs cora,photo,facebook,gowalla,arxiv]
+    python benchmarks/graphs.py [--graphs cora,photo,cs,facebook,gowalla,wordnet,debian,arxiv]
                                 [--models gcn,sage,gin,gat]
-                                [--hidden 16,64,128,256] [--threads 1] [--rounds 5] [--json]
-                                [--peers pyg,pyg-csr,dgl] [--keep-memory]
+                                [--hidden 16,64,128,256] [--threads 1] [--rounds 5] [--seconds 30]
+                                [--peers pyg,pyg-csr,dgl] [--keep-memory] [--json]
 
 A step is forward and backward of two layers, without the optimizer. PyG runs with `edge_index`
 (gather and scatter) and with a CSR `adj_t`; DGL is 1.1.3. Peers are processes of one environment
 (`benchmarks/peers/setup.sh graph DIR`, found by GOSSAMER_PEERS). gossamer is the PyG model after
 `accelerate`: once with what layers keep between steps switched off ("fresh"), once as it is
-("kept": A x of fixed features, or sparse features). Minimum of the rounds, CPU time on one thread.
+("kept": A x of fixed features, or sparse features). Minimum of the rounds, CPU time on one thread,
+wall clock on more. After --seconds a cell has no further round.
 --keep-memory lets malloc of all contenders keep what large results free. Exit code 1 if losses
 differ.
 """
@@ -98,8 +99,10 @@ def measure(case, path, model, hidden, rivals, args):
     losses["fresh"] = float(fresh())
     for _ in range(3):
         losses["kept"] = float(kept())
-    best = dict.fromkeys(losses, math.inf)
-    for _ in range(args.rounds):
+    best, began = dict.fromkeys(losses, math.inf), time.perf_counter()
+    for turn in range(args.rounds):
+        if turn and time.perf_counter() - began > args.seconds:
+            break
         for name in best:
             step = {"fresh": fresh, "kept": kept}.get(name)
             seconds = rivals.turn(name) if step is None else timed(step, clock)
@@ -135,11 +138,12 @@ def show(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--graphs", default="cora,photo,facebook,gowalla,arxiv")
+    parser.add_argument("--graphs", default=",".join(CASES))
     parser.add_argument("--models", default="gcn,sage,gin,gat")
     parser.add_argument("--hidden", default="16,64,128,256")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--peers", default=",".join(ENGINES))
     parser.add_argument("--keep-memory", action="store_true")

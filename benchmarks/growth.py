@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growth beside training from scratch, stacking and others: held-out loss at equal compute.
 
-    python benchmarks/growth.py TEXT [--width 144] [--layers 4] [--steps 4500] [--batch 16]
-        [--context 128] [--rates 1.5e-3 3e-3 6e-3] [--race 0.15] [--arms ...] [--fp32]
-        [--log FILE] [--trunks FOLDER] [--json FILE]
+    python benchmarks/growth.py TEXT [--width 144] [--layers 4] [--small 1] [--steps 4500]
+        [--batch 16] [--context 128] [--rates 1.5e-3 3e-3 6e-3] [--race 0.15] [--decay 0.1]
+        [--budgets 1 2] [--less 0.25] [--seeds 0 1] [--arms ...] [--fp32] [--log FILE]
+        [--trunks FOLDER] [--json FILE]
 
 A byte-level GPT on TEXT. Of its end, one part chooses learning rates and says at which budget the
 large model beats the small one (column "chooses"); the other is reported and nothing is chosen on
 it. The budget B is the compute (6 N D, N without tables) of the large model over --steps; every arm
 takes as many steps as a budget buys, under a warm-up, stable, decay schedule over its own steps,
-and grows at 60 % of them ("late": at 80 %). Rates race over a part of B (--race), one race for all
-arms that differ in nothing before they grow; as long as the largest rate wins, its double races,
-too. The saving is read off between budgets: where the loss of a growing arm crosses that of the
-large model from scratch. A small model that never grows gets the same compute: below it a table of
-growth shows nothing. The control of an arm is the model that it begins as. Runs share what they
+and grows once 15 % of its compute is spent, if the arm does not say otherwise. Rates race over a
+part of B (--race), one race for each size before growth; a model that has grown goes on at the rate
+that won for the large model. As long as the largest rate wins, its double races, too. Growing arms
+run with less compute, too (--less): the saving is read off where the loss of an arm crosses that of
+the large model from scratch. A small model that never grows gets the same compute: below it a table
+of growth shows nothing. The control of an arm is the model that it begins as. Runs share what they
 have in common, and go on where they were interrupted (support/growing_gpt.py).
 
     python benchmarks/growth.py --steps-only [--widths 512 1024] [--factors 2 4] [--opened 0 0.25]
@@ -41,22 +43,28 @@ from gossamer.zoo import GPT
 from support import growing_gpt as runs
 from support import growing_steps, options
 
-GROW_AT = 0.6
+# Share of the compute that is spent before the growth.
+SPENT = 0.15
 # Arm -> layers or width to begin with, and how it grows. Arms with equal sizes before growth share
-# one race of rates.
+# one race of rates. "spent": shares of the compute before the growths; "through": layers between.
 ARMS = {
     "large from scratch": {},
-    "1 layer, never grown": {"layers": 1},
+    "small, never grown": {"small": True},
     "half the layers, never grown": {"half": True},
-    "half the layers, out0": {"half": True, "grow": {}},
-    "half the layers, out0, early": {"half": True, "grow": {}, "at": 0.25},
-    "half the layers, out0, late": {"half": True, "grow": {}, "at": 0.8},
-    "half the layers, stack": {"half": True, "grow": {"mode": "stack"}},
-    "half the layers, learned": {"half": True, "grow": {}, "learned": 0.015},
-    "half the layers, random": {"half": True, "grow": {"mode": "random"}},
-    "half the layers, out0, no optimizer state": {"half": True, "grow": {"state": "reset"}},
-    "half the layers, out0, no re-warm-up": {"half": True, "grow": {}, "rewarm": 0.0},
-    "1 layer, out0": {"layers": 1, "grow": {}},
+    "small, out0": {"small": True, "grow": {}},
+    "small, stack": {"small": True, "grow": {"mode": "stack"}},
+    "small, out0, in two growths": {
+        "small": True,
+        "grow": {},
+        "through": True,
+        "spent": (0.08, 0.3),
+    },
+    "small, out0, late": {"small": True, "grow": {}, "spent": (0.5,)},
+    "half the layers, out0": {"half": True, "grow": {}, "spent": (0.3,)},
+    "small, random": {"small": True, "grow": {"mode": "random"}},
+    "small, out0, no optimizer state": {"small": True, "grow": {"state": "reset"}},
+    "small, out0, no re-warm-up": {"small": True, "grow": {}, "rewarm": 0.0},
+    "small, learned": {"small": True, "grow": {}, "learned": 0.015},
     "half the width, noise": {"narrow": 2, "grow": {}},
     "half the width, no breaker": {"narrow": 2, "grow": {"symmetry": "none"}},
     "half the width, uniform copies": {"narrow": 2, "grow": {"blocks": "uniform"}},
@@ -73,32 +81,23 @@ ARMS = {
     },
     "a third of the width, never grown": {"narrow": 3},
 }
-MAIN = (
-    "large from scratch",
-    "half the layers, never grown",
-    "half the layers, out0",
-    "half the layers, out0, early",
-    "half the layers, out0, late",
-    "half the layers, stack",
-)
-BEST = "half the layers, out0"
-# As many active parameters in a wide model and in a narrow one, at a tenth of the compute.
-SMALL = ("a quarter of the width, 90 % zeros", "a third of the width, never grown")
+MAIN = ("large from scratch", "small, never grown", "small, out0", "small, stack")
+BEST = "small, out0"
 
 
-def jobs(arms):
+def jobs(given):
     """(arm, budget, seed), the most telling ones first."""
-    once = [arm for arm in ARMS if arm not in (*MAIN, *SMALL)]
-    wanted = [
-        (BEST, 0.65, 0),
-        *((arm, 2.0, 0) for arm in MAIN[:3]),
-        *((arm, budget, seed) for seed in (0, 1) for budget in (3.0, 2.0, 1.0) for arm in MAIN),
-        *((arm, 1.0, 0) for arm in once),
-        *((arm, 6.0, seed) for seed in (0, 1) for arm in MAIN),
-        *((arm, 0.1, 0) for arm in SMALL),
-    ]
-    wanted = list(dict.fromkeys(wanted))
-    return [job for job in wanted if job[0] in arms]
+    main = [arm for arm in MAIN if arm in given.arms]
+    grows = [arm for arm in main if "grow" in ARMS[arm]]
+    once = [arm for arm in given.arms if arm not in MAIN]
+    first, *others = given.budgets
+    wanted = []
+    for seed in given.seeds:
+        wanted += [(arm, first, seed) for arm in main]
+        wanted += [(arm, first * (1 - share), seed) for share in given.less for arm in grows]
+    wanted += [(arm, first, given.seeds[0]) for arm in once]
+    wanted += [(arm, budget, seed) for budget in others for seed in given.seeds for arm in main]
+    return wanted
 
 
 def arguments():
@@ -106,12 +105,17 @@ def arguments():
     made.add_argument("text", type=Path, nargs="?", help="a text file, or .xz")
     made.add_argument("--width", type=int, default=144)
     made.add_argument("--layers", type=int, default=4)
+    made.add_argument("--small", type=int, default=1, help="layers of the small model")
     made.add_argument("--heads", type=int, default=4)
     made.add_argument("--steps", type=int, default=4500, help="of the large model at budget B")
     made.add_argument("--batch", type=int, default=16)
     made.add_argument("--context", type=int, default=128)
     made.add_argument("--rates", type=float, nargs="+", default=[1.5e-3, 3e-3, 6e-3])
     made.add_argument("--race", type=float, default=0.15, help="part of the budget")
+    made.add_argument("--decay", type=float, default=0.1, help="of weights, by AdamW")
+    made.add_argument("--budgets", type=float, nargs="+", default=[1.0, 2.0], help="in B")
+    made.add_argument("--less", type=float, nargs="*", default=[0.25], help="saved at the first")
+    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     made.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     made.add_argument("--fp32", dest="bf16", action="store_false", help="no bfloat16 products")
     made.add_argument("--log", type=Path, help="finished runs, as JSON lines")
@@ -132,8 +136,11 @@ def arguments():
 def sizes_of(given, arm):
     """Width, heads and layers before growth."""
     settings = ARMS[arm]
-    narrow = settings.get("narrow", 1)
-    layers = given.layers // 2 if settings.get("half") else settings.get("layers", given.layers)
+    narrow, layers = settings.get("narrow", 1), given.layers
+    if "half" in settings:
+        layers = given.layers // 2
+    if "small" in settings:
+        layers = given.small
     heads = given.heads // narrow if given.heads % narrow == 0 else given.heads
     return given.width // narrow // heads * heads, heads, layers
 
@@ -146,19 +153,37 @@ def active(given, width, heads, layers):
 
 
 def steps_of(given, arm, budget):
-    """As many steps as the budget buys."""
+    """After how many steps each growth and the run itself end: as many as the budget buys."""
     large = active(given, given.width, given.heads, given.layers)
-    small, settings = active(given, *sizes_of(given, arm)), ARMS[arm]
-    grown = large
-    if "opened" in settings.get("grow", {}):
-        grown = hidden(given, arm, settings["grow"]["opened"])
+    sizes, settings = sizes_of(given, arm), ARMS[arm]
+    stages = [active(given, *sizes)]
+    if "grow" in settings:
+        stages += [active(given, *sizes[:2], layers) for layers in between(given, arm)]
+        stages += [_after(given, arm)]
+    ends = (*settings.get("spent", (SPENT,))[: len(stages) - 1], 1.0)
+    shares = [end - begin for begin, end in zip((0.0, *ends), ends, strict=False)]
+    many = [
+        share * budget * given.steps * large / mean
+        for share, mean in zip(shares, stages, strict=True)
+    ]
+    return [round(steps) for steps in itertools.accumulate(many)]
+
+
+def between(given, arm):
+    """Layers between the growths."""
+    return [given.layers // 2] if ARMS[arm].get("through") else []
+
+
+def _after(given, arm):
+    """Active parameters after the last growth, on average."""
+    settings = ARMS[arm]
     if "reopen" in settings:
         # The density moves along a cubic over half of the steps that are left, then stays.
         first, last = (hidden(given, arm, None, density) for density in settings["reopen"])
-        grown = last + (first - last) * 0.5 / 4
-    at = settings.get("at", GROW_AT)
-    mean = at * small + (1 - at) * grown if "grow" in settings else small
-    return round(budget * given.steps * large / mean)
+        return last + (first - last) * 0.5 / 4
+    if "opened" in settings["grow"]:
+        return hidden(given, arm, settings["grow"]["opened"])
+    return active(given, given.width, given.heads, given.layers)
 
 
 def hidden(given, arm, opened, density=None):
@@ -169,18 +194,29 @@ def hidden(given, arm, opened, density=None):
     return large - (1 - density) * matrices * given.layers
 
 
-def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
-    """One run; its loss on `measured_on`, compute and CPU seconds."""
-    settings, steps = ARMS[arm], steps_of(given, arm, budget)
-    at = round(settings.get("at", GROW_AT) * steps) if "grow" in settings else None
+def run(given, trunks, parts, arm, rate, budget, seed, measured_on, rate_after):
+    """One run; its loss on `measured_on`, compute and CPU seconds.
+
+    Once it has its last size it goes on at `rate_after`.
+    """
+    settings, (*growths, steps) = ARMS[arm], steps_of(given, arm, budget)
     decay_from = round((1 - runs.DECAY) * steps)
-    state = trunks.at(sizes_of(given, arm), rate, seed, decay_from if at is None else at)
-    jump, grown_at = None, None
+    first = growths[0] if growths else decay_from
+    state = trunks.at(sizes_of(given, arm), rate, seed, first)
+    jump, grown_at, at = None, None, None
     rewarm = settings.get("rewarm", runs.REWARM) * steps
-    if at is not None:
-        before, grown_at = state.model, state.flops / 1e12
-        narrow = settings.get("narrow")
-        target = {"width": narrow} if narrow else {"layers": given.layers}
+
+    def factor(step):
+        again = 1.0 if at is None or not rewarm else min(1.0, (step - at + 1) / rewarm)
+        return again * min(1.0, (steps - step) / (steps - decay_from))
+
+    targets = [{"layers": layers} for layers in between(given, arm)]
+    narrow = settings.get("narrow")
+    targets += [{"width": narrow} if narrow else {"layers": given.layers}]
+    for number, target in zip(growths, targets, strict=False):
+        if number > state.step:
+            runs.train(given, parts["train"], state, number, factor, seed)
+        at, before, grown_at = number, state.model, state.flops / 1e12
         runs.grow_state(state, target, settings)
         if "learned" in settings:
             learned = max(1, round(settings["learned"] * steps))
@@ -191,10 +227,9 @@ def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
             steps = state.step + max(1, round((whole - state.flops) / one))
             decay_from = round((1 - runs.DECAY) * steps)
         jump = runs.jump_of(given, parts["train"], seed, before, state.model, at)
-
-    def factor(step):
-        again = 1.0 if at is None or not rewarm else min(1.0, (step - at + 1) / rewarm)
-        return again * min(1.0, (steps - step) / (steps - decay_from))
+    if growths:
+        for group in state.optimizer.param_groups:
+            group["initial_lr"] = rate_after
 
     if "reopen" in settings:
         control = runs.reopened(state, at, steps, settings["reopen"][1])
@@ -208,6 +243,7 @@ def run(given, trunks, parts, arm, rate, budget, seed, measured_on):
         "chooses": runs.evaluate(given, state.model, parts["choose"]),
         "tflop": state.flops / 1e12, "cpu_seconds": state.seconds, "jump": jump,
         "parameters": sum(p.numel() for p in state.model.parameters()),
+        "growths": growths, "rate_after": rate_after,
         "grown_at": grown_at, "curve": runs.curve_of(state),
     }  # fmt: skip
 
@@ -227,13 +263,16 @@ class Log:
         names = ("arm", "rate", "budget", "seed", "on")
         for row in self.rows:
             if tuple(row[name] for name in names) == key:
-                wanted = steps_of(self.given, key[0], key[2])
+                wanted = steps_of(self.given, key[0], key[2])[-1]
                 if row.get("steps", wanted) != wanted and "learned" not in ARMS[key[0]]:
                     raise SystemExit(f"{self.given.log}: its runs are of other sizes or steps.")
                 return row
         if self.parts is None:
             return None
-        row = run(self.given, self.trunks, self.parts, *key)
+        # A grown model has the size of the large one, and takes the rate that won its race.
+        grows = "grow" in ARMS[key[0]]
+        rate_after = self.best_rate("large from scratch") if grows else None
+        row = run(self.given, self.trunks, self.parts, *key, rate_after)
         self.rows.append(row)
         if self.given.log is not None:
             with self.given.log.open("a") as lines:
@@ -269,7 +308,7 @@ def main():
         return
     with tempfile.TemporaryDirectory() as folder:
         log, rows = Log(given, Path(folder)), []
-        for arm, budget, seed in jobs(given.arms):
+        for arm, budget, seed in jobs(given):
             rate = log.best_rate(arm)
             rows += [rate and log.row(arm, rate, budget, seed, "report")]
     rows = [row for row in rows if row is not None]
@@ -288,14 +327,23 @@ def draw(path, rows):
     path.write_text(render_svg(curve_chart(curve)))
 
 
-def crossing(rows, loss):
-    """Compute at which a curve of (TFLOP, loss) reaches a loss, between its points."""
-    points = sorted((row["tflop"], row["loss"]) for row in rows)
+def crossing(rows, loss, spent):
+    """Where a curve of (what was spent, loss) reaches a loss, between its points."""
+    points = sorted((row[spent], row["loss"]) for row in rows)
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if y0 > loss >= y1:
             share = (y0 - loss) / (y0 - y1)
             return math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))
     return points[0][0] if points and points[0][1] <= loss else None
+
+
+def saving(rows, scratch, spent):
+    """What a growing arm saves to the loss of scratch, in words."""
+    reached = crossing(rows, scratch["loss"], spent)
+    if reached is None:
+        return "never"
+    least = ">= " if reached == min(row[spent] for row in rows) else ""
+    return f"{least}{1 - reached / scratch[spent]:.0%}"
 
 
 def show(given, rows):
@@ -314,6 +362,7 @@ def show(given, rows):
         "bits",
         "jump",
         "saved",
+        "CPU s saved",
     ):
         table.add_column(head, justify="left" if head == "arm" else "right")
     for row in sorted(rows, key=lambda row: (row["budget"], list(ARMS).index(row["arm"]))):
@@ -323,16 +372,15 @@ def show(given, rows):
             and (r["budget"], r["seed"]) == (row["budget"], row["seed"])
         ]  # fmt: skip
         same = [r for r in rows if r["arm"] == row["arm"] and r["seed"] == row["seed"]]
-        saved = ""
+        saved = ["", ""]
         if "grow" in ARMS[row["arm"]] and scratch and len(same) > 1:
-            reached = crossing(same, scratch[0]["loss"])
-            saved = "never" if reached is None else f"{1 - reached / scratch[0]['tflop']:.0%}"
+            saved = [saving(same, scratch[0], spent) for spent in ("tflop", "cpu_seconds")]
         jump = "" if row["jump"] is None else f"{row['jump'] / math.log(2):+.4f}"
         table.add_row(
             row["arm"], f"{row['budget']:g} B", str(row["seed"]), f"{row['rate']:g}",
             str(row["steps"]), f"{row['tflop']:.2f}", f"{row['cpu_seconds']:.0f}",
             f"{row['chooses'] / math.log(2):.4f}" if "chooses" in row else "",
-            f"{row['loss'] / math.log(2):.4f}", jump, saved,
+            f"{row['loss'] / math.log(2):.4f}", jump, *saved,
         )  # fmt: skip
     options.give(given, {"machine": options.machine(), "runs": rows}, table)
 

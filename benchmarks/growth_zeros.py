@@ -41,7 +41,7 @@ def arguments():
     made.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
     made.add_argument("--race", type=int, default=300, help="steps of the race of rates")
     made.add_argument("--held", type=int, default=40_000, help="bytes to choose and to report on")
-    made.set_defaults(bf16=False)
+    made.set_defaults(bf16=False, decay=0.01)
     return made.parse_args()
 
 

@@ -91,7 +91,10 @@ ADDED = {
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
             "io/huggingface/trial_run.py",
-            *(f"nn/families/{n}.py" for n in ("qwen3", "phi3", "gemma2", "gemma3", "olmo2")),
+            *(
+                f"nn/families/{n}.py"
+                for n in ("qwen3", "phi3", "gemma", "gemma2", "gemma3", "olmo2")
+            ),
             *(f"nn/families/{n}.py" for n in ("smollm3", "granite", "gpt_neox")),
             *(f"nn/families/encoders/{n}.py" for n in ("xlm_roberta", "camembert", "electra")),
             *(f"nn/families/encoders/{n}.py" for n in ("albert", "mpnet", "modernbert", "vit")),

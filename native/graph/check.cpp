@@ -3,6 +3,7 @@
 // order, both directions.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "graph/graph.hpp"
@@ -68,6 +69,37 @@ void report(const char* what, Isa isa, bool same, double error, Tally& tally) {
     tally.pass("graph", isa, error);
 }
 
+uint16_t bf16_of(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, sizeof v);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float float_of(uint16_t half) {
+  const uint32_t bits = uint32_t{half} << 16;
+  float v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+// bfloat16 features against the float product of the same numbers, rounded: a unit in the last place at most.
+void check_bf16(const Sample& s, SpmmCall call, Isa isa, Tally& tally) {
+  const size_t in = static_cast<size_t>(s.columns * call.width), out = static_cast<size_t>(s.rows * call.width);
+  std::vector<uint16_t> halves(in), y(out, 7), again(out, 8);
+  std::vector<float> x(in), exact(out);
+  for (size_t i = 0; i < in; ++i) x[i] = float_of(halves[i] = bf16_of(call.x[i]));
+  call.x = x.data(), call.y = exact.data();
+  graph_spmm(call, isa, 1);
+  Bf16SpmmCall own = {call.edges, call.values, call.heads, call.bias, halves.data(), y.data(), call.width};
+  graph_bf16_spmm(own, isa, 1);
+  own.y = again.data();
+  graph_bf16_spmm(own, isa, 2);
+  double worst = 0.0;
+  for (size_t i = 0; i < out; ++i)
+    worst = std::fmax(worst, std::fabs(float_of(y[i]) - exact[i]) / (std::fabs(exact[i]) / 256 + 1e-6));
+  report("bf16 spmm", isa, y == again, worst, tally);
+}
+
 void check_products(const Sample& s, int64_t width, int64_t heads, std::mt19937& random, Tally& tally) {
   const size_t edges = s.sources.size(), w = static_cast<size_t>(width), h = static_cast<size_t>(heads);
   const std::vector<float> x = normals(static_cast<size_t>(s.columns) * w, random), bias = normals(w, random);
@@ -91,6 +123,7 @@ void check_products(const Sample& s, int64_t width, int64_t heads, std::mt19937&
     call.y = again.data();
     graph_spmm(call, isa, 2);
     report("spmm", isa, y == again, error_of(y, sum, size), tally);
+    check_bf16(s, call, isa, tally);
     SddmmCall sampled = {s.view(true), grad.data(), x.data(), out.data(), heads, width};
     graph_sddmm(sampled, isa, 1);
     sampled.out = out_again.data();

@@ -25,16 +25,20 @@ struct EdgeRows {
 };
 
 // y[row] = bias + sum over edges of values[edge] * x[column]; with several heads each has its own values and
-// its own width / heads features. Null values are ones.
-struct SpmmCall {
+// its own width / heads features. Null values are ones. Features are float, or bfloat16 as its bits: they are added up
+// in float and rounded once.
+template <class X>
+struct SpmmCallOf {
   EdgeRows edges;
   const float* values;  // [edges, heads] by place
   int64_t heads;
   const float* bias;  // [width] or null
-  const float* x;
-  float* y;
+  const X* x;
+  X* y;
   int64_t width;  // of a row of x and y, features * heads
 };
+using SpmmCall = SpmmCallOf<float>;
+using Bf16SpmmCall = SpmmCallOf<uint16_t>;
 
 // y[row] = largest x[column], 0 without edges; ties[row] = how many edges reach it, or null.
 struct MaxCall {
@@ -128,6 +132,7 @@ struct GraphKernels {
   void (*pair_logits)(const PairLogitsCall&, int64_t first, int64_t last);
   void (*pair_backward)(const PairBackwardCall&, int64_t first, int64_t last);
   void (*squeeze)(const SqueezeCall&, int64_t first, int64_t last);
+  void (*bf16_spmm)(const Bf16SpmmCall&, int64_t first, int64_t last, int64_t from, int64_t to);
 };
 
 namespace reference { extern const GraphKernels graph_kernels; }
@@ -137,6 +142,7 @@ namespace avx512 { extern const GraphKernels graph_kernels; }
 constexpr int64_t kMostHeads = 256;
 
 void graph_spmm(const SpmmCall& call, Isa isa, int num_threads);
+void graph_bf16_spmm(const Bf16SpmmCall& call, Isa isa, int num_threads);
 void graph_max(const MaxCall& call, Isa isa, int num_threads);
 void graph_max_backward(const MaxBackwardCall& call, Isa isa, int num_threads);
 void graph_sddmm(const SddmmCall& call, Isa isa, int num_threads);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels of graphs compute, said plainly. One edge after the other, in float.
 #include <cmath>
+#include <cstring>
 
 #include "graph.hpp"
 
@@ -31,6 +32,35 @@ void spmm(const SpmmCall& c, int64_t first, int64_t last, int64_t from, int64_t 
     for (int64_t f = from; f < to; ++f) {
       const float value = c.values ? c.values[place * c.heads + f / per_head] : 1.0f;
       c.y[row * c.width + f] += value * c.x[column * c.width + f];
+    }
+  });
+}
+
+float from_bf16(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float v;
+  std::memcpy(&v, &wide, sizeof v);
+  return v;
+}
+
+// To the nearest, halves to even; NaN stays one.
+uint16_t to_bf16(float v) {
+  if (v != v) return 0x7fc0;
+  uint32_t bits;
+  std::memcpy(&bits, &v, sizeof v);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+void bf16_spmm(const Bf16SpmmCall& c, int64_t first, int64_t last, int64_t from, int64_t to) {
+  const int64_t per_head = c.width / c.heads;
+  each_row(c.edges, first, last, [&](int64_t k, int64_t row) {
+    for (int64_t f = from; f < to; ++f) {
+      float sum = c.bias ? c.bias[f] : 0.0f;
+      for (int64_t e = c.edges.starts[k]; e < c.edges.starts[k + 1]; ++e) {
+        const float value = c.values ? c.values[c.edges.place(e) * c.heads + f / per_head] : 1.0f;
+        sum += value * from_bf16(c.x[c.edges.columns[e] * c.width + f]);
+      }
+      c.y[row * c.width + f] = to_bf16(sum);
     }
   });
 }
@@ -164,7 +194,7 @@ void squeeze(const SqueezeCall& c, int64_t first, int64_t last) {
 
 const GraphKernels graph_kernels = {
     int64_t{1} << 40, spmm,        max,           max_backward, sddmm, softmax,
-    softmax_backward, edge_sum, pair_logits, pair_backward, squeeze,
+    softmax_backward, edge_sum, pair_logits, pair_backward, squeeze, bf16_spmm,
 };
 
 }  // namespace gossamer::reference

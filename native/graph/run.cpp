@@ -79,6 +79,14 @@ void graph_spmm(const SpmmCall& call, Isa isa, int num_threads) {
   });
 }
 
+void graph_bf16_spmm(const Bf16SpmmCall& call, Isa isa, int num_threads) {
+  const GraphKernels& kernels = kernels_of(isa);
+  over_features(call.width, kernels.chunk, [&](int64_t from, int64_t to) {
+    over_rows(call.edges, num_threads,
+              [&](int64_t first, int64_t last) { kernels.bf16_spmm(call, first, last, from, to); });
+  });
+}
+
 void graph_max(const MaxCall& call, Isa isa, int num_threads) {
   over_rows(call.edges, num_threads, [&](int64_t first, int64_t last) { kernels_of(isa).max(call, first, last); });
 }

@@ -53,21 +53,21 @@ struct HeadWeight {
   Of at(int64_t e) const { return {V::load(values + (places ? places[e] : e) * heads, mask), lanes}; }
 };
 
-template <class V, int kB>
-inline void ask_ahead(const float* row) {
-  constexpr int kLine = 16;  // floats
+template <class V, int kB, class X>
+inline void ask_ahead(const X* row) {
+  constexpr int kLine = 64 / sizeof(X);
   for (int f = 0; f < kB * V::kLanes; f += kLine) __builtin_prefetch(row + f);
 }
 
-template <class V, int kB, class Weight>
-void spmm_rows(const SpmmCall& c, int64_t first, int64_t last, int64_t from, int64_t count, const Weight& weight) {
+template <class V, int kB, class Weight, class X>
+void spmm_rows(const SpmmCallOf<X>& c, int64_t first, int64_t last, int64_t from, int64_t count, const Weight& weight) {
   using T = typename V::Type;
   // Short rows of y leave the FMA units waiting for each other: several edges go side by side.
   constexpr int kSide = kB == 1 ? 4 : kB <= 4 ? 2 : 1;
   const EdgeRows& edges = c.edges;
   const typename V::Mask tail = V::first(count - (kB - 1) * V::kLanes);
   const int64_t width = c.width, end = edges.starts[last];
-  const float* const x = c.x + from;
+  const X* const x = c.x + from;
   for (int64_t k = first; k < last; ++k) {
     T sum[kSide][kB];
     for (int s = 0; s < kSide; ++s)
@@ -78,7 +78,7 @@ void spmm_rows(const SpmmCall& c, int64_t first, int64_t last, int64_t from, int
     const auto add = [&](int64_t e, T(&to)[kB]) __attribute__((always_inline)) {
       const int64_t ahead = e + kAhead < end ? e + kAhead : e;
       ask_ahead<V, kB>(x + edges.columns[ahead] * width);
-      const float* const row = x + edges.columns[e] * width;
+      const X* const row = x + edges.columns[e] * width;
       const auto of = weight.at(e);
 #pragma GCC unroll 16
       for (int b = 0; b < kB; ++b) {
@@ -94,30 +94,30 @@ void spmm_rows(const SpmmCall& c, int64_t first, int64_t last, int64_t from, int
     for (; e < stop; ++e) add(e, sum[0]);
     for (int s = 1; s < kSide; ++s)
       for (int b = 0; b < kB; ++b) sum[0][b] = V::add(sum[0][b], sum[s][b]);
-    float* const y = c.y + edges.row(k) * width + from;
+    X* const y = c.y + edges.row(k) * width + from;
     for (int b = 0; b < kB - 1; ++b) V::store(y + b * V::kLanes, sum[0][b]);
     V::store(y + (kB - 1) * V::kLanes, sum[0][kB - 1], tail);
   }
 }
 
-template <class V, class Weight, int... kB>
-void spmm_by_vectors(const SpmmCall& c, int64_t first, int64_t last, int64_t from, int64_t count, const Weight& weight,
+template <class V, class Weight, class X, int... kB>
+void spmm_by_vectors(const SpmmCallOf<X>& c, int64_t first, int64_t last, int64_t from, int64_t count, const Weight& weight,
                      std::integer_sequence<int, kB...>) {
   const int64_t vectors = (count + V::kLanes - 1) / V::kLanes;
-  ((vectors == kB + 1 ? spmm_rows<V, kB + 1, Weight>(c, first, last, from, count, weight) : void()), ...);
+  ((vectors == kB + 1 ? spmm_rows<V, kB + 1, Weight, X>(c, first, last, from, count, weight) : void()), ...);
 }
 
 // Features from..to - 1, as many vectors of them at a time as there are registers for.
-template <class V, class Weight>
-void spmm_features(const SpmmCall& c, int64_t first, int64_t last, int64_t from, int64_t to, const Weight& weight) {
+template <class V, class Weight, class X>
+void spmm_features(const SpmmCallOf<X>& c, int64_t first, int64_t last, int64_t from, int64_t to, const Weight& weight) {
   constexpr int64_t kMost = V::kMostVectors * V::kLanes;
   for (; from < to; from += kMost)
     spmm_by_vectors<V>(c, first, last, from, to - from < kMost ? to - from : kMost, weight,
                        std::make_integer_sequence<int, V::kMostVectors>());
 }
 
-template <class V>
-void spmm(const SpmmCall& c, int64_t first, int64_t last, int64_t from, int64_t to) {
+template <class V, class X>
+void spmm(const SpmmCallOf<X>& c, int64_t first, int64_t last, int64_t from, int64_t to) {
   const int32_t* const places = c.edges.places;
   if (!c.values) return spmm_features<V>(c, first, last, from, to, NoWeight<V>{});
   const int64_t per_head = c.width / c.heads;

@@ -24,6 +24,35 @@ struct GraphVec {
   static Type load(const float* p, Mask m) { return _mm256_maskload_ps(p, m); }
   static void store(float* p, Type v) { _mm256_storeu_ps(p, v); }
   static void store(float* p, Type v, Mask m) { _mm256_maskstore_ps(p, m, v); }
+  // bfloat16, the upper half of a float.
+  static Type load(const uint16_t* p) { return from_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static Type load(const uint16_t* p, Mask m) {
+    alignas(16) uint16_t lanes[kLanes] = {};
+    __builtin_memcpy(lanes, p, count(m) * sizeof(uint16_t));
+    return load(lanes);
+  }
+  static void store(uint16_t* p, Type v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bf16(v)); }
+  static void store(uint16_t* p, Type v, Mask m) {
+    alignas(16) uint16_t lanes[kLanes];
+    store(lanes, v);
+    __builtin_memcpy(p, lanes, count(m) * sizeof(uint16_t));
+  }
+  static size_t count(Mask m) {
+    return static_cast<size_t>(__builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(m)))));
+  }
+  static Type from_bf16(__m128i bits) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  // To the nearest, halves to even; NaN stays one.
+  static __m128i to_bf16(Type v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
+    const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+    const __m256 kept = _mm256_blendv_ps(_mm256_castsi256_ps(rounded), nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(kept), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+  }
   static Type load_or(const float* p, Mask m, Type other) {
     return _mm256_blendv_ps(other, _mm256_maskload_ps(p, m), _mm256_castsi256_ps(m));
   }

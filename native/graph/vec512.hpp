@@ -23,6 +23,25 @@ struct GraphVec {
   static Type load(const float* p, Mask m) { return _mm512_maskz_loadu_ps(m, p); }
   static void store(float* p, Type v) { _mm512_storeu_ps(p, v); }
   static void store(float* p, Type v, Mask m) { _mm512_mask_storeu_ps(p, m, v); }
+  // bfloat16, the upper half of a float.
+  static Type load(const uint16_t* p) {
+    return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static Type load(const uint16_t* p, Mask m) { return from_bf16(_mm256_maskz_loadu_epi16(m, p)); }
+  static void store(uint16_t* p, Type v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(v)); }
+  static void store(uint16_t* p, Type v, Mask m) { _mm256_mask_storeu_epi16(p, m, to_bf16(v)); }
+  static Type from_bf16(__m256i bits) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  // To the nearest, halves to even; NaN stays one.
+  static __m256i to_bf16(Type v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
+    const __m512i nan = _mm512_set1_epi32(0x7fc00000);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, nan), 16));
+  }
   static Type load_or(const float* p, Mask m, Type other) { return _mm512_mask_loadu_ps(other, m, p); }
   static Type only(Type v, Mask m) { return _mm512_maskz_mov_ps(m, v); }
   static Type sub(Type a, Type b) { return _mm512_sub_ps(a, b); }

@@ -212,6 +212,26 @@ void EncoderModel::run(const float* x, int64_t x_stride, float* y, int64_t y_str
   for (int64_t i = apart; i < num_groups; ++i) run_one(i, num_threads);
 }
 
+void EncoderModel::run_products(int64_t tokens) const {
+  int64_t widest = features_;
+  for (const Entry& entry : layers_)
+    for (const auto* linear : {&entry.layer.qkv, &entry.layer.out, &entry.layer.up, &entry.layer.down})
+      widest = std::max({widest, (*linear)->rows, (*linear)->columns});
+  auto* from = static_cast<float*>(thread_scratch(2 * panel_floats(widest) * sizeof(float), Scratch::images));
+  void* scratch = thread_scratch(scratch_bytes());
+  if (!from || !scratch) throw std::bad_alloc();
+  for (size_t i = 0; i < panel_floats(widest); ++i) from[i] = static_cast<float>(i % 13) - 6.0f;
+  for (const Entry& entry : layers_)
+    for (int64_t done = 0; done < tokens; done += kTileTokens) {
+      const EncoderLayer& layer = entry.layer;
+      for (const auto* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) {
+        const bool acts = linear == &layer.up && !layer.is_gated;
+        (*linear)->run(from, from + panel_floats(widest), acts ? layer.activation : Activation::none,
+                       std::min<int64_t>(kTileTokens, tokens - done), scratch, 1);
+      }
+    }
+}
+
 void EncoderModel::run_group(const float* x, int64_t x_stride, float* y, int64_t y_stride,
                              const std::vector<int64_t>& lengths, int num_threads) const {
   int64_t tokens = 0, mixed = 0;

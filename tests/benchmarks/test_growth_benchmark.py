@@ -27,10 +27,17 @@ GROWTHS = {
 @pytest.fixture
 def given(tmp_path):
     return argparse.Namespace(
-        width=16, heads=2, layers=2, context=16, batch=4, steps=300, rates=[1e-3, 2e-3], race=0.3,
+        width=16, heads=2, layers=4, small=1, context=16, batch=4, steps=300, rates=[1e-3, 2e-3],
+        race=0.3, decay=0.1,
         bf16=False, log=tmp_path / "log.jsonl", log_only=False, trunks=tmp_path / "trunks",
         text=tmp_path / "text",
     )  # fmt: skip
+
+
+@pytest.fixture
+def _one_rate(monkeypatch):
+    """No race for the rate after growth."""
+    monkeypatch.setattr(growth.Log, "best_rate", lambda log, arm: 1e-3)
 
 
 def small_model(tied=False):
@@ -74,8 +81,9 @@ def log_of(given):
     return growth.Log(given, given.trunks)
 
 
+@pytest.mark.usefixtures("_one_rate")
 def test_a_shared_beginning_gives_the_run_that_is_done_alone(given, tmp_path):
-    key = ("half the layers, out0", 2e-3, 1.0, 0, "report")
+    key = ("small, out0", 2e-3, 1.0, 0, "report")
     log = log_of(given)
     for budget in (0.4, 1.0):
         shared = log.row(key[0], key[1], budget, *key[3:])
@@ -88,10 +96,11 @@ def test_a_shared_beginning_gives_the_run_that_is_done_alone(given, tmp_path):
 
 
 @pytest.mark.parametrize("writes", [2, 5])
+@pytest.mark.usefixtures("_one_rate")
 def test_an_interrupted_run_goes_on_to_the_same_figures(given, tmp_path, monkeypatch, writes):
     """It is interrupted in the trunk or after the growth; nothing before its last file is done
     again."""
-    key = ("half the layers, out0, late", 2e-3, 0.5, 0, "report")
+    key = ("small, out0, late", 2e-3, 0.5, 0, "report")
     alone = log_of(given).row(*key)
     monkeypatch.setattr(runs, "STRETCH", 50)
     given.trunks, given.log = tmp_path / "other", None
@@ -115,7 +124,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(given, tmp_path, monkeyp
     assert sum(done) == alone["steps"]
     for name in ("loss", "chooses", "tflop", "steps", "jump", "curve", "grown_at"):
         assert again[name] == alone[name], name
-    assert not list(given.trunks.glob("half*"))
+    assert not list(given.trunks.glob("small*"))
 
 
 def test_finished_runs_are_not_repeated_and_the_log_is_enough_for_the_table(given):
@@ -133,20 +142,22 @@ def test_a_race_is_not_won_by_the_largest_rate(given, monkeypatch):
     monkeypatch.setattr(
         growth,
         "run",
-        lambda *key: {**dict(zip(names, key[3:], strict=True)), "loss": losses[key[4]]},
+        lambda *key: {**dict(zip(names, key[3:-1], strict=True)), "loss": losses[key[4]]},
     )
     given.log = None
     assert log_of(given).best_rate("large from scratch") == 4e-3
 
 
 @pytest.mark.filterwarnings("ignore:grow. symmetry='none'")
+@pytest.mark.usefixtures("_one_rate")
 @pytest.mark.parametrize("arm", growth.ARMS)
 def test_every_arm_has_its_compute(arm, given):
     given.width, given.heads = 64, 4
     row = log_of(given).row(arm, 2e-3, 0.2, 0, "choose")
-    whole = 6 * growth.active(given, 64, 4, 2) * given.batch * given.context * given.steps
+    whole = 6 * growth.active(given, 64, 4, 4) * given.batch * given.context * given.steps
     assert row["tflop"] == pytest.approx(0.2 * whole / 1e12, rel=0.1)
     assert row["parameters"] > 0
+    assert row["rate_after"] == (1e-3 if "grow" in growth.ARMS[arm] else None)
 
 
 def test_runs_with_zeros_between_copies_begin_where_the_small_model_ended(given):

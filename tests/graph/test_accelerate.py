@@ -47,6 +47,13 @@ NETS = {
         lambda: [pyg.GATConv(24, 8, 8), pyg.GATConv(64, 7, 3, concat=False, residual=True)],
         "no",
     ),
+    "gat of edges": (
+        lambda: [
+            pyg.GATConv(24, 8, 8, edge_dim=1),
+            pyg.GATConv(64, 7, 3, concat=False, edge_dim=1, add_self_loops=False),
+        ],
+        "learned",
+    ),
     "gatv2": (
         lambda: [pyg.GATv2Conv(24, 8, 8), pyg.GATv2Conv(64, 7, 3, False, share_weights=True)],
         "no",
@@ -104,7 +111,7 @@ def test_parameters_are_taken_over_not_copied():
 def test_what_is_not_known_stays_and_is_named():
     model = Net(
         pyg.GraphConv(24, 8),
-        pyg.GATConv(8, 8, edge_dim=3),
+        pyg.GATv2Conv(8, 8, edge_dim=3),
         pyg.GCNConv(8, 4, flow="target_to_source"),
         pyg.SAGEConv(-1, 4),
         pyg.SAGEConv(8, 4, aggr="median"),

@@ -342,3 +342,64 @@ def test_wrong_settings_are_told():
         GCN(3, 3)(torch.randn(41, 3), Graph.of(random_edges(NODES, EDGES), num_nodes=NODES))
     with pytest.raises(InputError, match="hops must be at least 1"):
         SGC(3, 3, 0)
+
+
+class TestFeaturesOfEdges:
+    def test_gat_adds_them_to_its_logits(self):
+        torch.manual_seed(0)
+        edges = random_edges(NODES, EDGES)
+        layer, x, attr = GAT(6, 5, 3, edge_features=4), torch.randn(NODES, 6), torch.randn(EDGES, 4)
+        attr.requires_grad_()
+        y = layer(x, Graph.of(edges, num_nodes=NODES), attr)
+        y.square().sum().backward()
+        own = copy.deepcopy(layer).double()
+        wide = attr.detach().double().requires_grad_()
+        others = edges[0] != edges[1]
+        to = edges[1, others]
+        sums = torch.zeros(NODES, 4).double().index_add(0, to, wide[others])
+        means = sums / to.bincount(minlength=NODES).clamp_min(1)[:, None]
+        all_edges = with_loops(edges, NODES)
+        h = F.linear(x.double(), own.lin.weight).view(NODES, 3, -1)
+        of_edges = own.lin_edge(torch.cat([wide[others], means])).view(-1, 3, 5)
+        logits = (h * own.att_src).sum(-1)[all_edges[0]] + (h * own.att_dst).sum(-1)[all_edges[1]]
+        logits = F.leaky_relu(logits + (of_edges * own.att_edge).sum(-1), 0.2)
+        expected = attention_of(h, logits, all_edges, NODES).flatten(1) + own.bias
+        expected.square().sum().backward()
+        torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(attr.grad.double(), wide.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            layer.lin_edge.weight.grad.double(), own.lin_edge.weight.grad, rtol=1e-4, atol=1e-4
+        )
+
+    def test_they_must_be_there_if_and_only_if_the_layer_has_them(self):
+        edges, x = random_edges(NODES, EDGES), torch.randn(NODES, 6)
+        with pytest.raises(InputError, match="this layer has none, the call them"):
+            GAT(6, 5)(x, edges, torch.ones(EDGES, 2))
+        with pytest.raises(InputError, match="this layer has them, the call none"):
+            GAT(6, 5, edge_features=2)(x, edges)
+        with pytest.raises(
+            InputError, match=r"expected features of edges \[240, D\], got \[3, 1\]"
+        ):
+            GAT(6, 5, edge_features=2)(x, edges, torch.ones(3, 2))
+
+    def test_pruned_and_compact_layers_have_them_too(self):
+        torch.manual_seed(0)
+        edges, x, attr = random_edges(NODES, EDGES), torch.randn(NODES, 6), torch.randn(EDGES, 4)
+        model = nn.ModuleList([GAT(6, 8, 2, edge_features=4)])
+        gossamer.sparsify(model, sparsity=0.5)
+        masked = model[0](x, edges, attr)
+        gossamer.compact(model)
+        torch.testing.assert_close(model[0](x, edges, attr), masked, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: GCN(6, 5), lambda: SAGE(6, 5), lambda: GAT(6, 5, 2)])
+def test_bfloat16_is_near_float32(make):
+    torch.manual_seed(0)
+    layer, x, edges = make(), torch.randn(NODES, 6), random_edges(NODES, EDGES)
+    exact = layer(x, edges)
+    layer.bfloat16()
+    for _ in range(3):  # fresh, then kept
+        y = layer(x.bfloat16(), edges)
+        y.sum().backward()
+        assert y.dtype is torch.bfloat16
+        torch.testing.assert_close(y.float(), exact, rtol=0.05, atol=0.05)

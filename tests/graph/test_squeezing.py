@@ -51,9 +51,10 @@ class TestSqueezed:
         assert torch.equal(found.edges.by_target.columns.long(), expected[:, 1])
         assert torch.equal(found.values.nan_to_num(7.0), x[x != 0].nan_to_num(7.0))
 
-    def test_too_many_numbers_give_nothing(self):
-        x = torch.ones(4, 4)
-        assert EdgeMatrix.squeezed(x, 0.9) is None
+    @pytest.mark.parametrize("most", [0.3, 0.9])
+    def test_too_many_numbers_give_nothing(self, most):
+        x = torch.ones(400, 4)
+        assert EdgeMatrix.squeezed(x, most) is None
         assert EdgeMatrix.squeezed(x, 1.0) is not None
 
 
@@ -105,13 +106,13 @@ def test_gcn_equals_float64_and_says_what_it_does(graph):
 class TestSqueezing:
     weight = torch.ones(WIDTH, WORDS)
 
-    def test_dense_features_are_looked_at_once(self, monkeypatch):
+    def test_a_measurement_looks_at_dense_features_once(self, monkeypatch):
         looks = []
         real = EdgeMatrix.squeezed
         monkeypatch.setattr(EdgeMatrix, "squeezed", lambda *a: looks.append(a) or real(*a))
         squeezing = Squeezing()
         for _ in range(3):
-            assert squeezing.matrix(bags(share=0.5), self.weight, measures=False) is None
+            assert squeezing.matrix(bags(share=0.5), self.weight, measures=True) is None
         assert len(looks) == 1
 
     def test_features_that_learn_are_not_squeezed(self):
@@ -122,13 +123,11 @@ class TestSqueezing:
         x = bags().double()
         assert Squeezing().matrix(x, self.weight.double(), measures=False) is None
 
-    def test_what_was_decided_holds_for_the_next_step(self):
+    def test_a_rule_remembers_nothing(self):
         squeezing = Squeezing()
-        assert squeezing.matrix(bags(0), self.weight, measures=False) is not None
-        assert squeezing.matrix(bags(1), self.weight, measures=False) is not None
-        # Words that became dense: nothing is squeezed from then on.
-        assert squeezing.matrix(bags(2, share=0.9), self.weight, measures=False) is None
-        assert squeezing.matrix(bags(3), self.weight, measures=False) is None
+        for share, is_sparse in ((0.02, True), (0.9, False), (0.1, False), (0.02, True)):
+            found = squeezing.matrix(bags(share=share), self.weight, measures=False)
+            assert (found is not None) is is_sparse
 
     def test_a_measured_choice_is_one_of_both(self):
         squeezing = Squeezing()

@@ -180,6 +180,17 @@ def test_what_has_no_native_form_is_named():
     assert find_encoders(torch.nn.Linear(2, 2)) == []
 
 
+def test_products_alone_run_for_any_number_of_tokens(kernels):
+    packed = pack_encoder(bert().encoder, "int8")
+    x = torch.randn(70, 24)
+    before = packed(x, [70])
+    for tokens in (0, 1, 64, 70):
+        packed.run_products(tokens)
+    assert torch.equal(packed(x, [70]), before)
+    with pytest.raises(InputError, match="must not be negative"):
+        packed.run_products(-1)
+
+
 def test_bad_calls_are_refused():
     packed = pack_encoder(bert().encoder, "fp32")
     with pytest.raises(InputError, match=r"expected float32 hidden states \[5, 24\]"):

@@ -96,6 +96,61 @@ class TestAgainstFloat64:
         assert_same(paired, leaves, rtol=5e-5)
 
 
+def half(t):
+    """The nearest bfloat16, as float64."""
+    return t.bfloat16().double()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.usefixtures("_kernels")
+class TestBfloat16:
+    """Sums of bfloat16 are rounded once: half a unit of their last place, and float32's error."""
+
+    def expect(self, found, exact, sizes):
+        assert found.dtype is torch.bfloat16
+        limit = exact.abs() / 256 + 1e-5 * (sizes + 1)
+        assert bool(((found.double() - exact).abs() <= limit).all())
+
+    def test_sum_and_its_gradients(self, graph, width):
+        edges, features = edges_of(*graph), width[0]
+        x, grad = normal(graph[0], features), normal(graph[1], features)
+        bias, values = normal(features), normal(edges.num_edges)
+        matrix = EdgeMatrix(edges, values)
+        targets, sources = edges.endpoints
+        a = torch.zeros(graph[1], graph[0], dtype=torch.float64)
+        a.index_put_((targets, sources), values.double(), accumulate=True)
+        leaves = [t.bfloat16().requires_grad_() for t in (x, bias)]
+        y = spmm(leaves[0], matrix, bias=leaves[1])
+        y.backward(grad.bfloat16())
+        self.expect(y, a @ half(x) + half(bias), a.abs() @ half(x).abs() + half(bias).abs())
+        self.expect(leaves[0].grad, a.t() @ half(grad), a.abs().t() @ half(grad).abs())
+        self.expect(leaves[1].grad, half(grad).sum(0), half(grad).abs().sum(0))
+
+    def test_weights_that_learn_maxima_and_attention_are_those_of_float32(self, graph, width):
+        matrix, (features, heads) = EdgeMatrix(edges_of(*graph)), width
+        edges = matrix.edges.num_edges
+        x = normal(graph[0], features).bfloat16()
+        shape = (edges, heads) if heads > 1 else (edges,)
+        values, target, source = (normal(*s) for s in (shape, (graph[1], heads), (graph[0], heads)))
+
+        def parts(x):
+            return [
+                spmm(x, matrix, values),
+                spmm_max(x, matrix),
+                attention(
+                    x,
+                    matrix,
+                    target=target.bfloat16().to(x.dtype),
+                    source=source.bfloat16().to(x.dtype),
+                ),
+            ]
+
+        for found, exact in zip(parts(x), parts(x.float()), strict=True):
+            assert found.dtype is torch.bfloat16
+            torch.testing.assert_close(found.float(), exact, rtol=1 / 128, atol=1e-2)
+
+
 @pytest.mark.parametrize("kernels", available_kernels())
 def test_one_and_two_threads_give_the_same_bits(kernels, monkeypatch):
     monkeypatch.setenv("GOSSAMER_KERNELS", kernels)

@@ -75,6 +75,7 @@ FAMILIES = {
             },
         },
     ),
+    "gemma": ("GemmaForCausalLM", _WIDE),
     "gemma2": (
         "Gemma2ForCausalLM",
         _WIDE

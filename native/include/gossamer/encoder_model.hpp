@@ -111,6 +111,9 @@ class EncoderModel {
   // threads. May throw std::bad_alloc.
   void run(const float* x, int64_t x_stride, float* y, int64_t y_stride, const std::vector<int64_t>& lengths,
            int num_threads) const;
+  // The products of all layers for so many tokens, and nothing else, on one thread: what a run takes beside them is
+  // the rest of its time. May throw std::bad_alloc.
+  void run_products(int64_t tokens) const;
 
  private:
   // Sequences that fill whole tiles together, and where they begin.

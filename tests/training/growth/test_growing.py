@@ -4,6 +4,7 @@
 import copy
 import importlib
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -328,6 +329,33 @@ def test_training_goes_on_in_the_same_groups(name):
         name for name, value in larger.state_dict().items() if not torch.equal(value, before[name])
     ]
     assert set(moved) == set(before)
+
+
+def test_two_optimizers_that_share_the_parameters_grow_both():
+    model = made("GPT")
+    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "blocks" in name]
+    outer = [p for p in model.parameters() if all(p is not other for other in inner)]
+    muon, adam = torch.optim.Muon(inner, lr=1e-3), torch.optim.AdamW(outer, lr=1e-3)
+    both = SimpleNamespace(
+        zero_grad=lambda: (muon.zero_grad(), adam.zero_grad()),
+        step=lambda: (muon.step(), adam.step()),
+    )
+    trained(model, both)
+    for wrong, words in (([muon, muon], "same parameter"), ([muon, "adam"], "torch optimizer")):
+        with pytest.raises(InputError, match=words):
+            grow(model, wrong, width=2)
+    with pytest.raises(InputError, match="belong to no optimizer"):
+        grow(model, [muon, adam], depth=2, mode="random")
+    assert muon.param_groups[0]["params"] == inner
+    larger = grow(model, [muon, adam], width=2, depth=2)
+    assert verify_growth(model, larger, ids()).difference <= 1e-12
+    held = [p for one in (muon, adam) for group in one.param_groups for p in group["params"]]
+    assert {id(p) for p in held} == {id(p) for p in larger.parameters()}
+    assert len(held) == len(list(larger.parameters()))
+    assert all("momentum_buffer" in muon.state[p] for p in muon.param_groups[0]["params"])
+    before = copy.deepcopy(larger.state_dict())
+    trained(larger, both)
+    assert not any(torch.equal(v, before[name]) for name, v in larger.state_dict().items())
 
 
 def test_copies_separate_with_the_breaker_and_never_without():

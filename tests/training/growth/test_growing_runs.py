@@ -48,7 +48,10 @@ def digest(path):
 GROWTHS = {
     "depth": [{"at": 6, "layers": 3}],
     "width": [{"at": 0.5, "width": 2}],
-    "twice": [{"at": 4, "depth": 2}, {"at": 8, "width": 2, "rho": 1.8, "rewarm": 3}],
+    "twice": [
+        {"at": 4, "depth": 2, "lr_factor": 0.5},
+        {"at": 8, "width": 2, "rho": 1.8, "rewarm": 3},
+    ],
     "sparse": [{"at": 6, "width": 2, "opened": 0.3}],
     "slope": [{"slope": -0.4, "depth": 2}],
     "at the start": [{"at": 0, "depth": 2}],
@@ -287,6 +290,16 @@ def test_the_rate_rises_again_after_each_growth():
     watch.grown(4)
     assert [watch.rate(step) for step in (4, 5, 6, 7, 8)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert not watch.is_pending
+
+
+def test_the_rate_of_the_larger_model_may_be_smaller():
+    growths = [GrowthStep(Growth(depth=2), at=at, rewarm=2, lr_factor=0.5) for at in (2, 6)]
+    watch, rates = GrowthWatch(growths, tokens=1), []
+    for step in range(9):
+        if watch.due(step):
+            watch.grown(step)
+        rates.append(watch.rate(step))
+    assert rates == [1.0, 1.0, 0.25, 0.5, 0.5, 0.5, 0.125, 0.25, 0.25]
 
 
 def test_stable_rates_fall_at_the_end_only():

@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gossamer.errors import InputError
 from gossamer.graph.layer import GraphLayer
 from gossamer.graph.layers.neighbours import Features, sides
 from gossamer.graph.orders import OrderChoice
 from gossamer.graph.structure import Propagation
+from gossamer.nn.layer_weights import plain_weight
 from gossamer.ops.spmm import attention, pair_logits
 from gossamer.ops.tall import tall_linear
 
@@ -70,9 +72,11 @@ class GAT(_Attention):
         slope: of the leaky ReLU.
         loops: every node sees itself once.
         bias: add b.
+        edge_features: of each edge; `a_e . W_e f_ij` is added to its logit. A loop has the mean of
+            what reaches its node.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per setting that PyG has
         self,
         in_features: int,
         out_features: int,
@@ -83,6 +87,7 @@ class GAT(_Attention):
         slope: float = 0.2,
         loops: bool = True,
         bias: bool = True,
+        edge_features: int | None = None,
     ) -> None:
         super().__init__(heads, out_features, concat, dropout, loops, bias)
         self.slope = slope
@@ -92,13 +97,24 @@ class GAT(_Attention):
         # Of [H, C], as PyG has it: torch takes the sizes of three dimensions for a convolution's.
         for weight in (self.lin.weight, self.att_src[0], self.att_dst[0]):
             nn.init.xavier_uniform_(weight)
+        self.lin_edge: nn.Module | None = None
+        self.att_edge: nn.Parameter | None = None
+        if edge_features is not None:
+            self.lin_edge = nn.Linear(edge_features, heads * out_features, bias=False)
+            self.att_edge = nn.Parameter(torch.empty(1, heads, out_features))
+            for weight in (self.lin_edge.weight, self.att_edge[0]):
+                nn.init.xavier_uniform_(weight)
 
-    def forward(self, x: Tensor, graph: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, graph: Any, edge_attr: Tensor | None = None, size: object = None
+    ) -> Tensor:
         """Features [N, H * C], or [N, C] for the mean of heads.
 
         Args:
             x: [N, in].
             graph: a `Graph`, or what `Graph.of` takes; its weights do not take part.
+            edge_attr: features of edges [E, D], as edges were given; PyG's name.
+            size: is not needed; PyG passes it.
         """
         edges = self._edges((x, x), graph)
         h = self._transform(x, self.lin)
@@ -109,8 +125,34 @@ class GAT(_Attention):
         sums = tall_linear(h, both.t())
         source, target = sums[:, : self.heads], sums[:, self.heads :]
         keep = self._keep(h, edges.matrix.edges.num_edges)
-        y = attention(h, edges.matrix, target=target, source=source, keep=keep, slope=self.slope)
-        return self._finish(y, x)
+        if edge_attr is None and self.lin_edge is None:
+            parts: dict[str, Any] = {"target": target, "source": source, "slope": self.slope}
+        else:
+            targets, sources = edges.matrix.edges.endpoints
+            own = target.index_select(0, targets) + source.index_select(0, sources)
+            logits = own + self._of_edges(x, graph, edge_attr)
+            parts = {"logits": F.leaky_relu(logits, self.slope)}
+        return self._finish(attention(h, edges.matrix, keep=keep, **parts), x)
+
+    def _of_edges(self, x: Tensor, graph: Any, edge_attr: Tensor | None) -> Tensor:
+        """What features of edges add to logits, [E, H] as edges lie."""
+        if edge_attr is None or self.lin_edge is None or self.att_edge is None:
+            raise InputError(
+                "GAT: features of edges go with edge_features: this layer"
+                f" has {'none' if self.lin_edge is None else 'them'}, the call"
+                f" {'none' if edge_attr is None else 'them'}."
+            )
+        found = self._graph(graph, None, x.shape[0], x.shape[0])
+        # a . W f is one narrow product: nothing as wide as features is made for an edge.
+        features = edge_attr.view(-1, 1) if edge_attr.ndim == 1 else edge_attr
+        weight = plain_weight(self.lin_edge)
+        if weight is None:
+            of_heads = self.lin_edge(features).view(-1, self.heads, self.out_features)
+            return found.laid_out((of_heads * self.att_edge).sum(-1), loops=self.loops)
+        narrow = (weight.view(self.heads, self.out_features, -1) * self.att_edge[0][..., None]).sum(
+            1
+        )
+        return found.laid_out(F.linear(features, narrow), loops=self.loops)
 
 
 class GATv2(_Attention):

@@ -19,6 +19,8 @@ from torch import Tensor
 from gossamer.graph.structure import Propagation
 from gossamer.ops.spmm import EdgeMatrix
 
+_KEPT = torch.float32, torch.bfloat16
+
 
 class KeptProducts:
     """The last A x of a layer, and what it belongs to.
@@ -51,7 +53,7 @@ class KeptProducts:
     def seen(self, x: Tensor, propagation: Propagation | None = None) -> bool:
         """Whether x and the matrix are what they were in the last call; they are remembered."""
         learns = propagation is not None and propagation.values is not None
-        if x.requires_grad or learns or x.is_inference() or x.dtype is not torch.float32:
+        if x.requires_grad or learns or x.is_inference() or x.dtype not in _KEPT:
             self.forget()
             return False
         number = 0 if propagation is None else propagation.matrix.number

@@ -54,11 +54,13 @@ def is_worth_it(
     """
     if x.numel() == 0:
         return None
+    if x.dtype is not torch.float32:
+        return None
+    if not (measures and tuning_enabled()):
+        return EdgeMatrix.squeezed(x, _SPARSE_BY_RULE)
     matrix = EdgeMatrix.squeezed(x, _DENSEST)
     if matrix is None:
         return None
-    if not (measures and tuning_enabled()):
-        return matrix if _is_sparse_by_rule(matrix, x) else None
     turned = weight.detach().t().contiguous()
     with torch.no_grad():
         dense, sparse = contest(
@@ -69,14 +71,11 @@ def is_worth_it(
     return matrix if sparse + graph < dense else None
 
 
-def _is_sparse_by_rule(matrix: EdgeMatrix, x: Tensor) -> bool:
-    return matrix.edges.num_edges < _SPARSE_BY_RULE * x.numel()
-
-
 class Squeezing:
-    """Whether it pays to look for zeros in the features of every step; decided at the first one.
+    """Whether it pays to look for zeros in the features of every step.
 
-    Features that turned out to be dense are not looked at again.
+    A measurement decides at the first step, and features that turned out to be dense are not looked
+    at again. A rule looks at every step's features alone, so that a resumed run does the same.
     """
 
     def __init__(self) -> None:
@@ -97,14 +96,13 @@ class Squeezing:
             self._key, self._pays = key, None
         if self._pays is False or not _can_squeeze(x, weight):
             return None
+        if not (measures and tuning_enabled()):
+            return EdgeMatrix.squeezed(x, _SPARSE_BY_RULE)
         found = EdgeMatrix.squeezed(x, _DENSEST)
         if found is None:
             self._pays = False
         elif self._pays is None:
-            if measures and tuning_enabled():
-                self._pays = _is_faster(x, weight.detach(), trains)
-            else:
-                self._pays = _is_sparse_by_rule(found, x)
+            self._pays = _is_faster(x, weight.detach(), trains)
         return found if self._pays else None
 
 

@@ -102,23 +102,30 @@ def _gin(conv: Any) -> GIN:
 def _attends(conv: Any) -> None:
     _check(conv)
     _sum_of(conv, "add", "sum")
-    _need(conv.edge_dim is None, "it has features of edges (edge_dim)")
 
 
 def _gat(conv: Any) -> GAT:
     _attends(conv)
     _need(conv.lin is not None, "its sources and targets have transforms of their own")
+    has_edges = conv.edge_dim is not None
+    _need(
+        not has_edges or not conv.add_self_loops or conv.fill_value == "mean",
+        "its loops have features other than the mean of edges (fill_value)",
+    )
     made = GAT(1, conv.out_channels, conv.heads, bias=False)
     made.lin = _linear(conv.lin)
     made.att_src, made.att_dst = conv.att_src, conv.att_dst
     made.slope, made.dropout = conv.negative_slope, conv.dropout
     made.concat, made.loops, made.bias = conv.concat, conv.add_self_loops, conv.bias
     made.res = _linear(conv.res)
+    if has_edges:
+        made.lin_edge, made.att_edge = _linear(conv.lin_edge), conv.att_edge
     return made
 
 
 def _gatv2(conv: Any) -> GATv2:
     _attends(conv)
+    _need(conv.edge_dim is None, "it has features of edges (edge_dim)")
     made = GATv2(1, conv.out_channels, conv.heads, bias=False)
     made.lin_l = _linear(conv.lin_l)
     made.lin_r = made.lin_l if conv.lin_r is conv.lin_l else _linear(conv.lin_r)

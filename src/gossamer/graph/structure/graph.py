@@ -181,6 +181,30 @@ class Graph:
             on_loops = on_loops.index_copy(0, targets[at], weight[at])
         return looped, looped.ordered(torch.cat([weight[others], on_loops]))
 
+    def laid_out(self, features: Tensor, *, loops: bool) -> Tensor:
+        """Features of edges [E, D], as the edges of `matrix` lie.
+
+        Args:
+            features: one row for each edge, as edges were given.
+            loops: with "replace", where each loop has the mean of what reaches its node.
+        """
+        if features.ndim != 2 or features.shape[0] != self.num_edges:
+            raise InputError(
+                f"graph: expected features of edges [{self.num_edges}, D], got"
+                f" {list(features.shape)}."
+            )
+        given = self.edges.ordered(features)
+        if not loops:
+            return given
+        rows = self.edges.by_target
+        targets = rows.row_of_edge
+        others = (targets != rows.columns).nonzero().flatten()
+        given, targets = given.index_select(0, others), targets.index_select(0, others)
+        sums = given.new_zeros(self.num_targets, given.shape[1]).index_add(0, targets, given)
+        counts = targets.bincount(minlength=self.num_targets).clamp_min(1)
+        looped, _ = self._looped("replace", 1.0)
+        return looped.ordered(torch.cat([given, sums / counts[:, None]]))
+
     def with_weight(self, weight: Tensor | None) -> "Graph":
         """The same edges with other weights; nothing is sorted again."""
         checked = None if weight is None else _checked_weight(weight, self.num_edges)

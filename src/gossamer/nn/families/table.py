@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from torch import nn
 
 from gossamer.nn.families import (
+    gemma,
     gemma2,
     gemma3,
     gpt2,
@@ -37,6 +38,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     mistral.FAMILY,
     qwen3.FAMILY,
     phi3.FAMILY,
+    gemma.FAMILY,
     gemma2.FAMILY,
     gemma3.FAMILY,
     olmo2.FAMILY,

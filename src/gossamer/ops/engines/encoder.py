@@ -219,6 +219,13 @@ class PackedEncoder(Packed):
             self._native.run(here, stride, there, stride, list(lengths))
         return y_ND
 
+    @names_memory("encoder", "Give fewer tokens.")
+    def run_products(self, tokens: int) -> None:
+        """Its products alone, for so many tokens on one thread: to measure what the rest takes."""
+        if tokens < 0:
+            raise InputError(f"encoder: tokens must not be negative, got {tokens}.")
+        self._native.run_products(tokens)
+
 
 def _norm_arrays(norm: Norm | None) -> tuple["_native.FloatArray", "_native.FloatArray"]:
     given = Norm(torch.empty(0), torch.empty(0)) if norm is None else norm

@@ -3,8 +3,8 @@
 
 `Edges` holds both directions of a graph, checked once; `EdgeMatrix` adds weights that stay. `spmm`
 adds up what edges bring, `spmm_max` takes the largest, `attention` weighs it by a softmax over the
-edges of each target. `pair_logits` are the logits of GATv2. What is float32 on the CPU runs on
-native kernels; anything else is computed edge by edge in torch.
+edges of each target. `pair_logits` are the logits of GATv2. What is float32 or bfloat16 on the CPU
+runs on native kernels; anything else is computed edge by edge in torch.
 """
 
 from gossamer.ops.spmm.edge_softmax import attention, pair_logits

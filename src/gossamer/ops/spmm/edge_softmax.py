@@ -23,7 +23,7 @@ from gossamer.ops.calls import define_op
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.results import new_result
 from gossamer.ops.spmm.edges import MATRICES, EdgeMatrix
-from gossamer.ops.spmm.products import Gradients, _spmm, endpoints, runs_native
+from gossamer.ops.spmm.products import Gradients, _spmm, endpoints, is_half, runs_native
 
 _WHERE = "graph attention"
 _ADVICE = "Use fewer heads or narrower layers, sample neighbours, or free memory."
@@ -251,6 +251,8 @@ def attention(
         logits: [E, H] in place of target and source, as edges lie.
         keep: [E, H], what dropout multiplies the weights by.
         slope: of the leaky ReLU.
+
+    bfloat16 features are computed in float32, and the result is rounded.
     """
     edges = matrix.edges
     if logits is None and (target is None or source is None):
@@ -261,6 +263,10 @@ def attention(
             f"{_WHERE}: {heads} heads over {x.shape[1]} features; expected 1 to {_MOST_HEADS} that"
             " divide them."
         )
+    if is_half(x):
+        given = (None if t is None else t.float() for t in (target, source, logits, keep))
+        names = dict(zip(("target", "source", "logits", "keep"), given, strict=True))
+        return attention(x.float(), matrix, slope=slope, **names).to(x.dtype)
     if runs_native(x, target, source, logits, keep):
         sizes = [edges.num_targets, edges.num_edges, heads]
         y: Tensor = _attention(x, target, source, logits, keep, matrix.number, slope, sizes)[0]
@@ -298,6 +304,8 @@ def pair_logits(
         matrix: the edges.
         slope: of the leaky ReLU.
     """
+    if is_half(source):
+        return pair_logits(source.float(), target.float(), att.float(), matrix, slope)
     if runs_native(source, target, att):
         settings = matrix.number, slope, matrix.edges.num_edges
         logits: Tensor = _pair_logits(source, target, att, *settings)

@@ -23,6 +23,7 @@ from gossamer.ops.kernels import active_kernels
 
 _WHERE = "graph"
 MOST = 2**31 - 1
+_ROWS_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +193,11 @@ class Edges:
         )
         return EdgeRows(rows.starts, rows.columns, rows.num_columns, order, places)
 
+    @property
+    def endpoints(self) -> tuple[Tensor, Tensor]:
+        """Target and source of every edge as they lie, int64."""
+        return self.by_target.row_of_edge, self.by_target.columns.long()
+
     def rows(self, *, transposed: bool) -> EdgeRows:
         """One of the directions."""
         return self.by_source if transposed else self.by_target
@@ -224,6 +230,10 @@ class EdgeMatrix:
     def squeezed(cls, x: Tensor, most: float = 1.0) -> "EdgeMatrix | None":
         """Dense float32 features [N, F] without their zeros; None if more than a share stay."""
         x = x.detach().contiguous()
+        # Dense features are told by a few rows of them: the others need not be read.
+        some = x[:: max(x.shape[0] // _ROWS_LOOKED_AT, 1)]
+        if int(torch.count_nonzero(some)) > 2 * most * some.numel():
+            return None
         sizes, kernels = (address(x, _WHERE), *x.shape), active_kernels()
         starts = torch.empty(x.shape[0] + 1, dtype=torch.int64)
         count = _native.graph_count(*sizes, address(starts, _WHERE), kernels)

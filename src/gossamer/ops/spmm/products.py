@@ -32,6 +32,11 @@ def runs_native(*tensors: Tensor | None) -> bool:
     return all(t is None or (t.dtype is torch.float32 and t.device.type == "cpu") for t in tensors)
 
 
+def is_half(x: Tensor) -> bool:
+    """Whether features are bfloat16 on the CPU, which kernels add up in float32."""
+    return x.dtype is torch.bfloat16 and x.device.type == "cpu"
+
+
 def _rows(matrix: EdgeMatrix, transposed: bool) -> int:
     return matrix.edges.num_sources if transposed else matrix.edges.num_targets
 
@@ -67,6 +72,7 @@ def _spmm(
         address(x, _WHERE),
         address(y, _WHERE),
         x.shape[1],
+        is_half(x),
         active_kernels(),
     )
     return y
@@ -114,8 +120,9 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> Gradients:
     if needs_x:
         dx = _spmm(grad, values, None, matrix, not transposed, heads, ctx.num_columns)
     if needs_values:
-        dvalues = _sddmm(grad, x, matrix, transposed, heads, values.shape[0])
-    return dx, dvalues, grad.sum(0) if needs_bias else None, None, None, None, None
+        dvalues = _sddmm(grad.float(), x.float(), matrix, transposed, heads, values.shape[0])
+    dbias = grad.sum(0, dtype=torch.float32) if needs_bias else None
+    return dx, dvalues, dbias, None, None, None, None
 
 
 def _save_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -226,6 +233,8 @@ def spmm(
             features. They may need gradients.
         bias: [F].
         transposed: multiply by the transpose.
+
+    bfloat16 features are added up in float32 and rounded once; weights of edges stay float32.
     """
     edges = matrix.edges
     heads = 1 if values is None or values.ndim == 1 else values.shape[1]
@@ -234,7 +243,10 @@ def spmm(
         raise InputError(
             f"{_WHERE}: expected weights of {edges.num_edges} edges, got {list(values.shape)}."
         )
-    if runs_native(x, values, bias):
+    if is_half(x):  # weights and bias are few: they lose nothing
+        values = None if values is None else values.float()
+        bias = None if bias is None else bias.float()
+    if runs_native(values, bias) and (is_half(x) or runs_native(x)):
         settings = matrix.number, transposed, heads, _rows(matrix, transposed)
         return call_op(_spmm, _WHERE, x, values, bias, *settings)
     return _sum_by_torch(x, matrix, values, bias, transposed, heads)
@@ -264,8 +276,8 @@ def _sum_by_torch(
 
 def endpoints(matrix: EdgeMatrix, device: torch.device) -> tuple[Tensor, Tensor]:
     """Target and source of every edge as they lie, int64."""
-    rows = matrix.edges.by_target
-    return rows.row_of_edge.to(device), rows.columns.to(device, torch.int64)
+    targets, sources = matrix.edges.endpoints
+    return targets.to(device), sources.to(device)
 
 
 def spmm_max(x: Tensor, matrix: EdgeMatrix) -> Tensor:
@@ -274,6 +286,8 @@ def spmm_max(x: Tensor, matrix: EdgeMatrix) -> Tensor:
     It is not linear: weights of edges do not take part, and it cannot change places with a layer.
     """
     _check(x, matrix.edges.num_sources)
+    if is_half(x):  # the largest one is one of them: nothing is rounded
+        return spmm_max(x.float(), matrix).to(x.dtype)
     if runs_native(x):
         y: Tensor = _spmm_max(x, matrix.number, matrix.edges.num_targets)[0]
         return y

@@ -214,7 +214,14 @@ class NetworkEngine(_Engine):
     patience_seconds = 600
 
     def load(
-        self, name: str, graph: Path, x: torch.Tensor, calibration: torch.Tensor, precision: str
+        self,
+        name: str,
+        graph: Path,
+        x: torch.Tensor,
+        calibration: torch.Tensor,
+        precision: str,
+        *,
+        kind: str = "network",
     ) -> Floats:
         """Compile an .onnx file under a name; the logits of x. EngineFailed if it cannot.
 
@@ -224,13 +231,14 @@ class NetworkEngine(_Engine):
             x: images that it is timed with; all its batches have this shape.
             calibration: images that int8 is calibrated by, a whole number of batches.
             precision: one of NETWORK_PRECISIONS.
+            kind: "encoder" for one, which engines quantise as such.
         """
         # Tools write beside the graph.
         own = self._folder / f"{name.replace(' ', '_')}.onnx"
         shutil.copy(graph, own)
         if self.name == _OLD:
             self._make_older(own)
-        return self._load(name, precision, {"x": x}, {"x": calibration}, graph=str(own))
+        return self._load(name, precision, {"x": x}, {"x": calibration}, graph=str(own), kind=kind)
 
     def logits(self, name: str, x: torch.Tensor) -> Floats:
         """What a loaded network says of other images, a whole number of batches."""

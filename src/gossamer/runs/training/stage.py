@@ -252,11 +252,12 @@ def growth_steps(train: Train, steps: int) -> tuple[GrowthStep, ...]:
     """The growths of the recipe, with moments as steps."""
     return tuple(
         GrowthStep(
-            Growth.of(**wanted.model_dump(exclude={"at", "slope", "rewarm", "rho"})),
+            Growth.of(**wanted.model_dump(exclude={"at", "slope", "rewarm", "rho", "lr_factor"})),
             at=None if wanted.at is None else step_of(wanted.at, steps),
             slope=wanted.slope,
             rewarm=step_of(wanted.rewarm, steps),
             rho=wanted.rho,
+            lr_factor=wanted.lr_factor,
         )
         for wanted in train.grow
     )

@@ -15,12 +15,13 @@ from gossamer.training.growth.plan import Growth, GrowthPlan, plan_growth
 from gossamer.training.growth.slots import fill
 from gossamer.training.growth.state import check_growable, move_optimizer
 
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 _GROWN: "WeakKeyDictionary[nn.Module, GrowthPlan]" = WeakKeyDictionary()
 
 
 def grow(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers = None,
     *,
     width: int = 1,
     depth: int = 1,
@@ -37,7 +38,8 @@ def grow(
         model: of a family that says how it grows: BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT,
             GPT-2, OPT, Llama, Qwen2, Mistral, `zoo.GPT`, `zoo.TinyEncoder`. Masked and compact
             layers stay so.
-        optimizer: holds its parameters; None grows weights only.
+        optimizer: holds its parameters; several of them if they share the parameters among them,
+            as Muon and AdamW do; None grows weights only.
         width: copies of everything: stream, heads and feed-forward part.
         depth: how many times as many blocks.
         averages: of the model's weights (EMA, SWA), as `torch.optim.swa_utils` makes them. They
@@ -51,25 +53,44 @@ def grow(
         ResourceError: the larger model and its state do not fit into memory.
     """
     _check_averages(model, averages)
-    plan = plan_growth(
-        model, optimizer, Growth.of(width=width, depth=depth, **more), 1 + len(averages)
-    )
-    if optimizer is not None:
-        named: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
-        check_growable(optimizer, named, is_kept=plan.growth.state != "reset")
+    optimizers = _listed(optimizer)
+    growth = Growth.of(width=width, depth=depth, **more)
+    plan = plan_growth(model, optimizers, growth, 1 + len(averages))
+    named: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+    for one in optimizers:
+        check_growable(one, named, is_kept=growth.state != "reset")
     larger, *copies = (built_larger(model, plan) for _ in range(1 + len(averages)))
     with torch.no_grad():
-        slots = fill(model, larger, plan, optimizer)
+        slots = fill(model, larger, plan, optimizers)
         _copy_buffers(model, larger)
         for averaged, made in zip(averages, copies, strict=True):
-            fill(model, made, plan, optimizer, averaged.module)
+            fill(model, made, plan, optimizers, averaged.module)
             _copy_buffers(averaged.module, made)
-    if optimizer is not None:
-        move_optimizer(optimizer, slots, plan, larger)
+    if len(optimizers) > 1 and any(slot.source is None for slot in slots):
+        raise InputError(
+            "grow: new blocks without a source (mode='random', or a model without layers) belong to"
+            " no optimizer, and there are several. Give one, or use mode='out0'."
+        )
+    for one in optimizers:
+        move_optimizer(one, slots, plan, larger)
     for averaged, made in zip(averages, copies, strict=True):
         averaged.module = made.train(averaged.module.training)
     _GROWN[larger] = plan
     return larger
+
+
+def _listed(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers that were given; InputError if a parameter has two of them."""
+    if optimizer is None:
+        return ()
+    found = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+    for one in found:
+        if not issubclass(type(one), torch.optim.Optimizer):
+            raise InputError(f"grow: expected a torch optimizer, got {type(one).__name__}.")
+    held = [p for one in found for group in one.param_groups for p in group["params"]]
+    if len(set(held)) < len(held):
+        raise InputError("grow: two of the optimizers hold the same parameter.")
+    return found
 
 
 def grown_from(model: nn.Module) -> GrowthPlan:

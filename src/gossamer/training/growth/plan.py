@@ -2,6 +2,7 @@
 """What a growth is asked to be, and what that means for a model, before anything is made."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -146,19 +147,20 @@ class GrowthPlan:
 
 
 def plan_growth(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, growth: Growth, copies: int = 1
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    growth: Growth,
+    copies: int = 1,
 ) -> GrowthPlan:
     """What would become of `model`; everything that can be refused is refused here.
 
     Args:
         model: as it is.
-        optimizer: holds its parameters, if one does.
+        optimizers: hold its parameters, each once.
         growth: what is asked for.
         copies: of its weights that grow: itself and its averages.
     """
     _refuse_wrapped(model)
-    if optimizer is not None and not issubclass(type(optimizer), torch.optim.Optimizer):
-        raise InputError(f"grow: expected a torch optimizer, got {type(optimizer).__name__}.")
     anatomy = anatomy_of(model)
     heads = growth.width if growth.heads is None else growth.heads
     ffn = growth.width if growth.ffn is None else growth.ffn
@@ -186,7 +188,7 @@ def plan_growth(
         )
     plan = GrowthPlan(growth, anatomy, factors, sources, axes_of(model, anatomy))
     _check_depth(plan)
-    _check_memory(model, optimizer, plan, copies)
+    _check_memory(model, optimizers, plan, copies)
     _check_symmetry(model, plan)
     return plan
 
@@ -312,11 +314,14 @@ def _check_symmetry(model: nn.Module, plan: GrowthPlan) -> None:
 
 
 def _check_memory(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, plan: GrowthPlan, copies: int
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    plan: GrowthPlan,
+    copies: int,
 ) -> None:
     """The larger model, its averages, gradients and state, before anything is made."""
     held = (1 + copies) * sum(p.numel() * p.element_size() for p in model.parameters())
-    if optimizer is not None:
+    for optimizer in optimizers:
         tensors = [t for entry in optimizer.state.values() for t in entry.values()]
         held += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
     wider = plan.factors.stream * plan.factors.largest

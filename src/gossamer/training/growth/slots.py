@@ -4,6 +4,7 @@
 Zeros between copies may stay zeros under a mask, and noise keeps off them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,7 +72,7 @@ def fill(
     model: nn.Module,
     larger: nn.Module,
     plan: GrowthPlan,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Sequence[torch.optim.Optimizer],
     average: nn.Module | None = None,
 ) -> list[GrownParameter]:
     """Give the larger model its Parameters, and its layers their forms; tied names share one.
@@ -100,9 +101,9 @@ def fill(
             if home not in made:
                 axes, mine = plan.axes[source], own.get(home_of)
                 trained = model.get_parameter(source) if mine is None else mine.trained()
-                noise = _noise(_numbers(trained, mine, optimizer), plan.growth)
+                noise = _noise(_numbers(trained, mine, optimizers), plan.growth)
                 value, mask, pattern = _grown(
-                    _numbers(old, layer, optimizer), axes, layer, plan, noise, generator
+                    _numbers(old, layer, optimizers), axes, layer, plan, noise, generator
                 )
                 param = nn.Parameter(value, requires_grad=old.requires_grad)
                 made[home] = GrownParameter(place, param, axes, old, is_new, layer, mask, pattern)
@@ -124,13 +125,14 @@ def fill(
 
 
 def _numbers(
-    old: nn.Parameter, layer: Any, optimizer: torch.optim.Optimizer | None
+    old: nn.Parameter, layer: Any, optimizers: Sequence[torch.optim.Optimizer]
 ) -> torch.Tensor:
     """The numbers of an old Parameter in the shape of the dense weight, zeros where it has them."""
     numbers = old.detach()
-    if isinstance(optimizer, SmallStateOptimizer) and old in optimizer.state:
-        # In the precision in which it is trained.
-        numbers = optimizer.master_of(old)
+    for optimizer in optimizers:
+        if isinstance(optimizer, SmallStateOptimizer) and old in optimizer.state:
+            # In the precision in which it is trained.
+            numbers = optimizer.master_of(old)
     if layer is not None:
         numbers = layer.spread(numbers)
         numbers = torch.where(layer.mask().view_as(numbers), numbers, 0)

@@ -26,6 +26,7 @@ class GrowthStep:
         slope: the model grows once d log(loss) / d log(compute) is above this.
         rewarm: steps over which the learning rate rises again from 0 afterwards.
         rho: the clock of the learning rate goes back to step / rho; None: it goes on.
+        lr_factor: times the learning rate from then on: a larger model wants a smaller one.
     """
 
     growth: Growth
@@ -33,6 +34,7 @@ class GrowthStep:
     slope: float | None = None
     rewarm: int = 0
     rho: float | None = None
+    lr_factor: float = 1.0
 
 
 class SlopeMonitor:
@@ -123,9 +125,10 @@ class GrowthWatch:
         """The factor on the learning rate of the step after `step`: a rise after each growth."""
         if not self.done:
             return 1.0
-        rewarm = self.steps[len(self.done) - 1].rewarm
-        since = step - self.done[-1]
-        return 1.0 if since >= rewarm else (since + 1) / rewarm
+        carried_out = self.steps[: len(self.done)]
+        rewarm, since = carried_out[-1].rewarm, step - self.done[-1]
+        rise = 1.0 if since >= rewarm else (since + 1) / rewarm
+        return rise * math.prod(growth.lr_factor for growth in carried_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides when the next growth is due."""

@@ -67,6 +67,12 @@ class GrowSettings(Settings):
         le=100.0,
         description="The learning rate's clock goes back to step / rho; null: it goes on.",
     )
+    lr_factor: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=100.0,
+        description="Times the learning rate from then on; larger models want a smaller one.",
+    )
     seed: Seed = Field(default=0, description="Of everything drawn.")
 
 

@@ -4,6 +4,7 @@
 {"load": {"name": "a", "graph": "a.onnx", "inputs": "i.npz", "y": "y.npy", "precision": "fp32",
           "threads": 1}}           y.npy then holds what the model makes of the inputs;
                                    "arrays": "a.npz" instead of a graph has those of an encoder,
+                                   "kind": "encoder" says that a graph is of one,
                                    "calibration": "c.npz" has inputs to quantise by
 {"answer": {"name": "a", "inputs": "i.npz", "y": "y.npy"}}   the same for any number of rows
 {"turn": "a"}  ->  {"seconds": 0.0012}     its fastest call of a turn
@@ -67,7 +68,7 @@ def serve(package, prepare):
         if case.get("calibration"):
             calibration = batches(arrays_in(case["calibration"]), num_rows(inputs))
         with tempfile.TemporaryDirectory() as folder:
-            path, kind = case.get("graph"), "network"
+            path, kind = case.get("graph"), case.get("kind", "network")
             if path is None:
                 from encoder_graph import save_encoder  # it needs the package onnx
 
