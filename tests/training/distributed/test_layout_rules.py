@@ -71,9 +71,7 @@ def test_experts_go_with_replicas_that_balance_by_a_loss():
     check(switch("loss"), data=4)
     check(switch("none"), data=4)
     check(switch("bias"), data=1)
-    with pytest.raises(
-        InputError, match=r"blocks\.1\.moe has balance: bias.*one process"
-    ):
+    with pytest.raises(InputError, match=r"blocks\.1\.moe has balance: bias.*one process"):
         check(switch("bias"), data=2)
     for axis in ("pipeline", "shard", "tensor"):
         with pytest.raises(InputError, match=r"experts goes with data only.*Use data: 4"):
