@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from gossamer.errors import InputError
 from gossamer.graph.layer import GraphLayer
-from gossamer.graph.orders import OrderChoice, choose
+from gossamer.graph.orders import Detour, OrderChoice, choose
 from gossamer.nn.layer_weights import plain_weight
-from gossamer.ops.spmm import spmm_max
+from gossamer.ops.spmm import spmm, spmm_max
 from gossamer.ops.tall import tall_linear
 
 AGGREGATES = ("mean", "sum", "max")
@@ -140,8 +140,13 @@ class GIN(GraphLayer):
             measures=self.measures,
         )
         if self.choice.propagates_first:
-            return self.nn(add_up(sources, targets))  # type: ignore[no-any-return]
-        h = self._transform(sources, layers[0], with_bias=False)
+            features = self._squeezed(sources, weight, Detour(propagation))
+            if features is None:
+                return self.nn(add_up(sources, targets))  # type: ignore[no-any-return]
+            self.choice = OrderChoice("sparse x", "features are sparse, which the sum is not")
+            h = spmm(weight.t(), features)
+        else:
+            h = self._transform(sources, layers[0], with_bias=False)
         y = add_up(h, h if sources is targets else tall_linear(targets, weight))
         if layers[0].bias is not None:
             y = y + layers[0].bias  # type: ignore[operator]
