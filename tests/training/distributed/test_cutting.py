@@ -47,6 +47,7 @@ LLAMA = {"num_key_value_heads": 1, "tie_word_embeddings": True, "pad_token_id": 
 LOCAL = LLAMA | {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2}
 MIXED = LLAMA | {"sliding_window": 2, "use_sliding_window": True}
 MIXED |= {"layer_types": ["full_attention", "sliding_attention"] * 2}
+NEAR = {"local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 0}
 NO_ROPE = MIXED | {"no_rope_layers": [1, 0, 0, 1]}
 MODELS = [
     (sequential, torch.randn(4, 7).double(), {}, 3),
@@ -69,6 +70,13 @@ MODELS = [
         4,
     ),
     (hugging_face("BertForMaskedLM", "BertConfig"), IDS, {}, 4),
+    (
+        hugging_face("ModernBertForMaskedLM", "ModernBertConfig", **NEAR),
+        IDS,
+        {"attention_mask": KEEP.long()},
+        3,
+    ),
+    (hugging_face("NomicBertForMaskedLM", "NomicBertConfig"), IDS, {}, 4),
 ]
 
 
