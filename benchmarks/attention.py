@@ -2,7 +2,7 @@
 """Attention over a pattern beside dense and sparse attention of others.
 
     python benchmarks/attention.py [--parts calls,layers,growth,table,memory] [--rounds 9]
-                                   [--most 131072]
+                                   [--most 131072] [--json]
 
 calls: 4,096 tokens, 4 heads of 64, BigBird with 85 % of its blocks empty; forward, and forward and
 backward, beside SDPA, SDPA with a mask, and compiled FlexAttention (forward only: it has no
@@ -17,6 +17,7 @@ CPU seconds on one thread, sides in turn; the median is printed, and the range o
 
 import argparse
 import importlib.util
+import json
 import statistics
 import subprocess
 import sys
@@ -49,15 +50,45 @@ def race(contenders, rounds):
     return seconds
 
 
+class Page:
+    """What was measured: tables to read, or one object per line."""
+
+    as_json = False
+
+    def __init__(self):
+        self.title, self.columns = "", ()
+
+    def say(self, sentence):
+        """Something beside the tables."""
+        print(json.dumps({"note": sentence}) if self.as_json else f"\n{sentence}", flush=True)
+
+    def table(self, title, *columns):
+        """Rows to come belong to this table."""
+        self.title, self.columns = title, columns
+        if not self.as_json:
+            print(f"\n### {title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+
+    def row(self, *cells):
+        """One row: a cell is what it is, or a pair of that and how it is written."""
+        pairs = [cell if isinstance(cell, tuple) else (cell, str(cell)) for cell in cells]
+        if self.as_json:
+            named = zip(self.columns, (value for value, _ in pairs), strict=True)
+            print(json.dumps({"table": self.title, **dict(named)}), flush=True)
+        else:
+            print(f"| {' | '.join(text for _, text in pairs)} |", flush=True)
+
+
+PAGE = Page()
+
+
 def show(title, seconds, ours):
     """A table: the median, and by how much the first of `ours` is faster."""
-    print(f"\n### {title}\n")
-    print("| side | ms | times as long as ours (range over rounds) |")
-    print("|---|---|---|")
+    PAGE.table(title, "side", "ms", "times as long as ours (range over rounds)")
     for name, found in seconds.items():
         ratios = sorted(b / a for a, b in zip(seconds[ours], found, strict=True))
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"| {name} | {statistics.median(found) * 1e3:.1f} | {spread} |", flush=True)
+        middle, ms = statistics.median(ratios), statistics.median(found) * 1e3
+        spread = f"{middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        PAGE.row(name, (ms, f"{ms:.1f}"), ([middle, ratios[0], ratios[-1]], spread))
 
 
 def tensors(tokens, dtype=torch.float32, heads=HEADS):
@@ -90,7 +121,7 @@ def calls(rounds):
     inputs, grad = tensors(TOKENS)
     blocks = parse_attention(BIGBIRD).blocks(TOKENS, heads=HEADS)
     mask = torch.stack([torch.from_numpy(blocks.dense_mask(h)) for h in range(HEADS)])[None]
-    print(f"{BIGBIRD}: {1 - blocks.block_density:.1%} of blocks empty")
+    PAGE.say(f"{BIGBIRD}: {1 - blocks.block_density:.1%} of blocks empty")
     from torch.nn.attention.flex_attention import flex_attention
 
     flex, block_mask = torch.compile(flex_attention), to_block_mask(blocks)
@@ -225,24 +256,21 @@ def layers(rounds):
         try:
             show(f"Training step, {kind}", race(sides, max(rounds // 2, 3)), "ours")
         except (RuntimeError, TypeError, AttributeError) as error:
-            print(f"\n{name} {kind}: did not run here ({type(error).__name__}: {error})")
+            PAGE.say(f"{name} {kind}: did not run here ({type(error).__name__}: {error})")
 
 
 def growth(rounds, most):
     """Time per block by length."""
-    print("\n### Time per block, forward and backward, one head\n")
-    print("| tokens | blocks | us per block, window:1024 | MB of q |")
-    print("|---|---|---|---|")
+    title = "Time per block, forward and backward, one head"
+    PAGE.table(title, "tokens", "blocks", "us per block, window:1024", "MB of q")
     tokens = 1024
     while tokens <= most:
         inputs, grad = tensors(tokens, heads=1)
         count = len(parse_attention("window:1024").blocks(tokens, causal=True).by_query.columns)
         run = call(pattern_call("window:1024", causal=True), inputs, grad)
         best = min(race({"ours": run}, max(rounds // 2, 3))["ours"])
-        print(
-            f"| {tokens} | {count} | {best / count * 1e6:.1f} | {tokens * DIM * 4 / 1e6:.0f} |",
-            flush=True,
-        )
+        each, size = best / count * 1e6, tokens * DIM * 4 / 1e6
+        PAGE.row(tokens, count, (each, f"{each:.1f}"), (size, f"{size:.0f}"))
         tokens *= 2
 
 
@@ -259,9 +287,8 @@ class _Recurrent(nn.Module):
 def table(rounds, most):
     """A training step by length, for each kind of layer."""
     lengths = [n for n in (1024, 4096, 16384) if n <= most]
-    print(f"\n### CPU seconds of a training step of one layer ({WIDTH} features, {HEADS} heads)\n")
-    print("| layer | " + " | ".join(f"{n} tokens" for n in lengths) + " |")
-    print("|---|" + "---|" * len(lengths))
+    title = f"CPU seconds of a training step of one layer ({WIDTH} features, {HEADS} heads)"
+    PAGE.table(title, "layer", *(f"{n} tokens" for n in lengths))
     kinds = ["recurrent (GRU)", "full", "strided:128", "Reformer", "Linformer", "BigBird", "window"]
     for kind in kinds:
         found = []
@@ -275,7 +302,7 @@ def table(rounds, most):
             else:
                 layer = own_layers(tokens)[kind]
             found.append(min(race({"it": step(layer, x)}, min(rounds, 3))["it"]))
-        print(f"| {kind} | " + " | ".join(f"{s:.3f}" for s in found) + " |", flush=True)
+        PAGE.row(kind, *((s, f"{s:.3f}") for s in found))
 
 
 def peak_bytes():
@@ -293,7 +320,7 @@ def memory(tokens):
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
     call(pattern_call("window:1024", causal=True), inputs, grad)()
-    print(f"| {tokens} | {(peak_bytes() - before - held) / 1e6:.0f} |")
+    print((peak_bytes() - before - held) / 1e6)
 
 
 def main():
@@ -301,13 +328,15 @@ def main():
     parser.add_argument("--parts", default="calls,layers,growth,table,memory")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--most", type=int, default=131072)
+    parser.add_argument("--json", action="store_true", help="one object per line, no tables")
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.memory_of:
         memory(asked.memory_of)
         return
-    print(f"{cpu_name()}, {active_kernels()}, torch {torch.__version__}, one thread")
+    PAGE.as_json = asked.json
+    PAGE.say(f"{cpu_name()}, {active_kernels()}, torch {torch.__version__}, one thread")
     parts = asked.parts.split(",")
     if "calls" in parts:
         calls(asked.rounds)
@@ -318,12 +347,15 @@ def main():
     if "table" in parts:
         table(asked.rounds, asked.most)
     if "memory" in parts:
-        print("\n### Peak MB beyond q, k, v and their gradients (one head)\n")
-        print("| tokens | MB |\n|---|---|", flush=True)
+        PAGE.table("Peak MB beyond q, k, v and their gradients (one head)", "tokens", "MB")
         for tokens in (16384, 65536, 131072):
             if tokens <= asked.most:
                 command = [sys.executable, __file__, "--memory-of", str(tokens)]
-                subprocess.run(command, check=True)  # noqa: S603  (this script)
+                done = subprocess.run(  # noqa: S603  (this script)
+                    command, check=True, stdout=subprocess.PIPE, text=True
+                )
+                megabytes = float(done.stdout)
+                PAGE.row(tokens, (megabytes, f"{megabytes:.0f}"))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def measure(case, path, model, hidden, rivals, args):
             seconds = rivals.turn(name) if step is None else timed(step, clock)
             best[name] = min(best[name], seconds)
     expected = losses.get("pyg", losses["fresh"])
-    wrong = [n for n in losses if n != "dgl" and abs(losses[n] - expected) > 1e-4 * abs(expected)]
+    wrong = [n for n in losses if n != "dgl" and abs(losses[n] - expected) > 1e-5 * abs(expected)]
     return {
         "graph": case.name,
         "model": model,

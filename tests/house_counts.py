@@ -77,6 +77,7 @@ ADDED = {
             *("nn/moe/", "nn/layers/experts/", "ops/experts/", "running/packed/experts.py"),
             *("pruning/calibration/experts.py", "nn/surgery/known_layers.py"),
             *("training/experts.py", "recipes/stages/train/experts.py", "zoo/switch.py"),
+            "training/optim/kept_parts.py",
         ),
         ("nn/", "pruning/", "running/", "io/", "training/", "runs/"),
         re.compile(r"_?[Ee]xpert|_?pack_experts|num_parts|unstack|_solved|_together|as_published"),

@@ -26,6 +26,11 @@ static inline __m512 permute_ps_512(__m512 v, int control) {
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 
+// As above, for the dropout of attention.
+#ifndef _mm512_cmpgt_epu32_mask
+#define _mm512_cmpgt_epu32_mask(a, b) static_cast<__mmask16>(~simde_mm512_cmple_epu32_mask(a, b))
+#endif
+
 // As above, for the kernels of few tokens: f(lane) for every lane.
 template <class Vector, class Lane, class F>
 static inline Vector by_lane_512(F&& f) {
@@ -41,6 +46,16 @@ static inline Lane lane_of(const Vector& v, int i) {
   std::memcpy(lanes, &v, sizeof v);
   return lanes[i];
 }
+// As above, for the transposes of attention: two fourths of a, then two of b.
+#ifndef _mm512_shuffle_f32x4
+static inline __m512 shuffle_f32x4_512(__m512 a, __m512 b, int control) {
+  return by_lane_512<__m512, float>([a, b, control](int i) {
+    const int from = (control >> (i / 4 * 2) & 3) * 4 + i % 4;
+    return i < 8 ? lane_of<float>(a, from) : lane_of<float>(b, from);
+  });
+}
+#define _mm512_shuffle_f32x4(a, b, control) shuffle_f32x4_512(a, b, control)
+#endif
 // SIMDe's own takes a mode of rounding for a part of the scale. No source scales, so this does not either.
 static inline __m512 roundscale_ps_512(__m512 v, int control) {
   return by_lane_512<__m512, float>([v, mode = control & 7](int i) {

@@ -142,8 +142,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(gossamer_cli, tmp_path, log, tab
 
 def test_tables_in_4_bits_from_recipe_to_scores(gossamer_cli, tmp_path, log):
     recipe, out = write_recipe(tmp_path, **quantised(QUANTISED[0])), tmp_path / "out"
+    recipe.write_text(recipe.read_text().replace("steps: 24", "steps: 120"))
     result = gossamer.train(str(recipe), log, out=out)
-    assert result.quality["auc"] > 0.5
+    assert result.quality["auc"] > 0.6
     model = gossamer.load(out)
     assert {(table.form, table.bits, table.quantising.period) for table in model.tables} == {
         ("trained", 4, 5)

@@ -37,6 +37,7 @@ GOLDEN = {
     "recipe show": ["NAME"],
     "recipe copy": ["NAME", "FILE"],
     "recipe validate": ["FILE...", "--set"],
+    "recipe convert": ["RECIPE", "FILE", "--nearest", "--steps-per-epoch", "--task"],
     "recipe schema": [],
     "run encode": [
         *("MODEL", "FILE", "--batch", "--max-tokens", "--no-normalise", "--normalise", "--out"),

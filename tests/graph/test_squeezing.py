@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features that are mostly zeros and new in every step: squeezed, and equal to dense float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gossamer.graph import GAT, GCN, GIN, SAGE, Graph
-from gossamer.graph.orders import Squeezing
+from gossamer.graph.layers import SGC
+from gossamer.graph.orders import Squeezing, sparse_input
+from gossamer.graph.orders.choice import ProductCosts
 from gossamer.ops.kernels import available_kernels
 from gossamer.ops.spmm import EdgeMatrix
 
@@ -134,3 +138,77 @@ class TestSqueezing:
         with torch.no_grad():
             found = squeezing.matrix(bags(), self.weight, measures=True)
         assert found is None or found.edges.num_edges == int((bags() != 0).sum())
+
+
+WIDE = 300  # 400 features through the graph once are fewer than 300 twice
+ORDERS = {
+    "gcn": lambda: GCN(WORDS, WIDE),
+    "sage": lambda: SAGE(WORDS, WIDE),
+    "gin": lambda: GIN(nn.Sequential(nn.Linear(WORDS, WIDE), nn.ReLU(), nn.Linear(WIDE, 3))),
+}
+
+
+class TestWhereTheGraphAloneWouldComeFirst:
+    """Products with the graph want (A X) W; a sparse X W is left for it only if it costs more."""
+
+    def force(self, monkeypatch, per_feature, sparse, dense):
+        """Times of a product with the graph, per feature, and of a step's products with W."""
+        monkeypatch.setattr(ProductCosts, "of", lambda self, matrix, width: per_feature * width)
+        forced = SimpleNamespace(us=(sparse, dense))
+        monkeypatch.setattr(sparse_input, "contest", lambda *a, **k: forced)
+
+    @pytest.mark.parametrize("edges", [900, 6000])  # the rule chooses, measured costs do
+    @pytest.mark.parametrize(
+        ("per_feature", "order"),
+        [(0.5, "sparse x"), (4.4, "sparse x"), (4.6, "propagate first"), (50.0, "propagate first")],
+    )
+    @pytest.mark.parametrize("name", ORDERS)
+    def test_the_smaller_sum_is_chosen(self, name, per_feature, order, edges, monkeypatch):
+        # 600 - 400 features more through the graph, against 1000 - 100 us less for W.
+        self.force(monkeypatch, per_feature, sparse=100.0, dense=1000.0)
+        monkeypatch.setenv("GOSSAMER_TUNE", "on")
+        layer, graph = ORDERS[name](), Graph.of(random_edges(NODES, edges), num_nodes=NODES)
+        layer.keeps = False
+        for step in range(3):
+            layer(bags(step), graph)
+            assert layer.choice.order == order
+
+    @pytest.mark.parametrize(("hops", "order"), [(1, "sparse x"), (3, "propagate first")])
+    def test_every_hop_counts(self, hops, order, monkeypatch):
+        self.force(monkeypatch, 2.0, sparse=100.0, dense=1000.0)
+        monkeypatch.setenv("GOSSAMER_TUNE", "on")
+        layer, graph = SGC(WORDS, WIDE, hops), Graph.of(random_edges(NODES, 900), num_nodes=NODES)
+        layer(bags(), graph)
+        assert layer.choice.order == order
+
+    @pytest.mark.parametrize(("edges", "order"), [(900, "sparse x"), (30_000, "propagate first")])
+    @pytest.mark.parametrize("name", ORDERS)
+    def test_the_rule_counts_the_graph_too(self, name, edges, order):
+        layer, graph = ORDERS[name](), Graph.of(random_edges(NODES, edges), num_nodes=NODES)
+        layer.keeps, layer.measures = False, False
+        layer(bags(), graph)
+        assert layer.choice.order == order
+
+    def test_a_decision_is_made_once_for_each_product_of_a_layer(self, monkeypatch):
+        self.force(monkeypatch, 50.0, sparse=100.0, dense=1000.0)
+        monkeypatch.setenv("GOSSAMER_TUNE", "on")
+        forced, asked = sparse_input.contest(), []
+        monkeypatch.setattr(sparse_input, "contest", lambda *a, **k: asked.append(a) or forced)
+        layer, graph = SAGE(WORDS, WIDE), Graph.of(random_edges(NODES, 900), num_nodes=NODES)
+        for step in range(3):
+            layer(bags(step), graph)
+        assert len(asked) == 2  # W_l after the graph, W_r without it
+
+    @pytest.mark.parametrize("name", ORDERS)
+    def test_both_give_the_same(self, name, graph):
+        torch.manual_seed(0)
+        layer, x, results = ORDERS[name](), bags(), {}
+        layer.measures = False
+        for features in (x, x.clone().requires_grad_()):  # the second one is never squeezed
+            layer.zero_grad()
+            y = layer(features, graph)
+            y.square().sum().backward()
+            results[layer.choice.order] = [y.detach(), *(p.grad for p in layer.parameters())]
+        assert set(results) == {"sparse x", "transform first"}
+        for ours, theirs in zip(*results.values(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)

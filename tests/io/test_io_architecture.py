@@ -14,12 +14,14 @@ from gossamer.io import load, save
 from gossamer.io.artifact import open_artifact
 from gossamer.io.artifact.architecture import describe
 from gossamer.io.artifact.skeleton import CONTAINERS, LAYERS
+from gossamer.nn.layers.experts import GroupedLinear
 from gossamer.zoo import MLP, TinyEncoder
 
 EXAMPLES: dict[str, Callable[[], list[nn.Module]]] = {
     "Linear": lambda: [nn.Linear(3, 4), nn.Linear(3, 4, bias=False), nn.Linear(0, 4)],
     "Conv1d": lambda: [nn.Conv1d(2, 4, 3, padding="same", bias=False)],
     "Conv2d": lambda: [nn.Conv2d(2, 4, (3, 1), 2, (1, 0), 2, 2, padding_mode="reflect")],
+    "GroupedLinear": lambda: [GroupedLinear(3, 4, 5), GroupedLinear(1, 4, 5, bias=False)],
     "Embedding": lambda: [nn.Embedding(5, 3, padding_idx=1), nn.Embedding(5, 3, max_norm=1.5)],
     "EmbeddingBag": lambda: [
         nn.EmbeddingBag(5, 3, padding_idx=1, mode="sum", sparse=True),

@@ -15,6 +15,7 @@ from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.moe import MoE, take_routing
 from gossamer.nn.moe.router import Router
 from gossamer.training.experts import follow_experts, with_routing
+from gossamer.training.optim import AdamW
 from gossamer.zoo.switch import SwitchGPT
 
 
@@ -266,6 +267,39 @@ def test_experts_without_a_token_stay_with_their_state(form):
     for old, new in zip(before, after, strict=True):
         for expert in range(4):
             assert torch.equal(old[expert], new[expert]) == (expert == 2)
+
+
+# Blocks of 256 codes: experts that share one, and experts of five. Signed codes of one block reach
+# 15 octaves, so what is smaller may be lost to a neighbour.
+@pytest.mark.parametrize(("width", "lost"), [(6, 2**-14), (128, 0.0)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_without_a_token_keep_moments_of_8_bits(width, lost, fused):
+    torch.manual_seed(0)
+    layer = MoE(width, 10, 4).train()
+    layer.router.requires_grad_(False)
+    # Moments that are not kept lose an octave in every step.
+    settings = {"lr": 0.01, "betas": (0.5, 0.5), "moments": "8bit", "fused": fused}
+    optimizer = AdamW(layer.parameters(), **settings)
+    follow_experts(layer, optimizer)
+    x = torch.randn(80, width)
+    chosen = linear(x, layer.router.weight).argmax(1)
+    parameter = layer.experts.up.weight
+
+    def step(tokens):
+        optimizer.zero_grad()
+        layer(tokens).square().mean().backward()
+        optimizer.step()
+        held = optimizer.state[parameter]
+        moments = [m.read(held, 0, parameter.numel()).clone() for m in optimizer.MOMENTS]
+        return [t.reshape(4, -1) for t in (parameter.detach().clone(), *moments)]
+
+    for _ in range(3):
+        before = step(x)
+    steps = [step(x[chosen != 2]) for _ in range(20)]
+    for old, *new in zip(before, *steps, strict=True):
+        changes = (new[-1] - old).abs().amax(1) / max(t.abs().max() for t in (old, *new))
+        assert old[2].any()
+        assert [expert for expert in range(4) if changes[expert] <= lost] == [2]
 
 
 def test_a_switch_model_goes_through_every_step(tmp_path):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import InputError
 from gossamer.graph.orders import (
+    Detour,
     KeptProducts,
     OrderChoice,
     Squeezing,
@@ -122,23 +123,30 @@ class GraphLayer(nn.Module):
 
     def _transform(self, x: Tensor, lin: nn.Module, *, with_bias: bool = True) -> Tensor:
         """`lin(x)`, with x as a sparse matrix where that is faster."""
-        weight, kept = plain_weight(lin), self._inputs
+        weight = plain_weight(lin)
         bias: Any = lin.bias if with_bias else None
         if x.layout is not torch.strided:
             return spmm(self._needed(weight).t(), self._features(x), bias=bias)
-        if self.keeps and weight is not None and kept.seen(x):
+        if weight is None:
+            y: Tensor = lin(x)
+            return y
+        features = self._squeezed(x, weight)
+        if features is not None:
+            return spmm(weight.t(), features, bias=bias)
+        return tall_linear(x, weight, bias)
+
+    def _squeezed(
+        self, x: Tensor, weight: Tensor, detour: Detour | None = None
+    ) -> EdgeMatrix | None:
+        """Features as a sparse matrix if that is faster, kept where they stay; None if not."""
+        kept = self._inputs
+        if self.keeps and kept.seen(x):
             if not kept.is_decided:
                 kept.is_decided = True
-                kept.features = is_worth_it(x, weight, measures=self.measures)
+                kept.features = is_worth_it(x, weight, detour, measures=self.measures)
             if kept.features is not None:
-                return spmm(weight.t(), kept.features, bias=bias)
-        if weight is not None:
-            found = self._squeezing.matrix(x, weight, measures=self.measures)
-            if found is not None:
-                return spmm(weight.t(), found, bias=bias)
-            return tall_linear(x, weight, bias)
-        y: Tensor = lin(x)
-        return y
+                return kept.features
+        return self._squeezing.matrix(x, weight, detour, measures=self.measures)
 
     def _features(self, x: Tensor) -> EdgeMatrix:
         """A sparse tensor as a matrix, made once for as long as it does not change."""
@@ -181,7 +189,8 @@ class GraphLayer(nn.Module):
         if self.keeps and kept.seen(x, propagation):
             if not kept.is_decided and weight is not None:
                 kept.is_decided = True
-                kept.features = is_worth_it(x, weight, propagation, measures=self.measures)
+                detour = Detour(propagation, hops, is_kept=True)
+                kept.features = is_worth_it(x, weight, detour, measures=self.measures)
             if kept.features is not None:
                 return self._sparse_first(propagation, kept.features, weight, bias, hops, "found")
             self.choice = OrderChoice("A x kept", "features and graph are those of the call before")
@@ -199,12 +208,13 @@ class GraphLayer(nn.Module):
                 hops=hops,
                 measures=self.measures,
             )
-        if self.choice.propagates_first:
-            return _weigh(lin, weight, propagate(x), bias)
         if weight is not None:
-            found = self._squeezing.matrix(x, weight, measures=self.measures)
+            more = Detour(propagation, hops) if self.choice.propagates_first else None
+            found = self._squeezing.matrix(x, weight, more, measures=self.measures)
             if found is not None:
                 return self._sparse_first(propagation, found, weight, bias, hops, "in every step")
+        if self.choice.propagates_first:
+            return _weigh(lin, weight, propagate(x), bias)
         return propagate(_weigh(lin, weight, x, None), bias)
 
     def _sparse_first(

@@ -3,8 +3,7 @@
 
 One Parameter holds the weights of all experts of a layer, so that an optimizer would move those
 that saw no token, too: by momentum and by decay. Here they stay, and so do their moments, as if
-they had Parameters of their own without a gradient. Moments in blocks of 8 bits have no part that
-belongs to one expert: they are not kept, only the weights are.
+they had Parameters of their own without a gradient.
 """
 
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.nn.moe import has_experts, idle_experts, moe_layers, take_routing
+from gossamer.training.optim.kept_parts import keep_part
 
 __all__ = ["follow_experts", "with_routing"]
 
@@ -46,26 +46,21 @@ def follow_experts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """
     if not has_experts(model):
         return
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    kept: list[Callable[[], None]] = []
 
     def before(holder: torch.optim.Optimizer, *_: object) -> None:
         for parameter, idle in idle_experts(model):
             held = holder.state.get(parameter, {})
-            alike = (v for v in held.values() if _is_like(v, parameter))
-            for tensor in (parameter.detach(), *alike):
-                kept.extend((tensor[part], tensor[part].clone()) for part in idle)
+            for part in idle:
+                kept.extend(keep_part(parameter, held, part))
 
     def after(*given: object) -> None:
         with torch.no_grad():
-            for place, numbers in kept:
-                place.copy_(numbers)
+            for put_back in kept:
+                put_back()
         kept.clear()
         for _, layer in moe_layers(model):
             layer.router.follow_load()
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
-
-
-def _is_like(value: Any, parameter: nn.Parameter) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape

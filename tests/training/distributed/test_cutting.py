@@ -43,6 +43,12 @@ def hugging_face(model, config, **more):
 
 GPT2 = {"n_positions": 32, "n_inner": None, "bos_token_id": 0, "eos_token_id": 0}
 LLAMA = {"num_key_value_heads": 1, "tie_word_embeddings": True, "pad_token_id": None}
+# Layers that differ by their number: IDS are longer than the window.
+LOCAL = LLAMA | {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2}
+MIXED = LLAMA | {"sliding_window": 2, "use_sliding_window": True}
+MIXED |= {"layer_types": ["full_attention", "sliding_attention"] * 2}
+NEAR = {"local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 0}
+NO_ROPE = MIXED | {"no_rope_layers": [1, 0, 0, 1]}
 MODELS = [
     (sequential, torch.randn(4, 7).double(), {}, 3),
     (zoo_gpt, IDS, {}, 3),
@@ -50,6 +56,13 @@ MODELS = [
     (hugging_face("GPT2LMHeadModel", "GPT2Config", **GPT2), IDS, {}, 3),
     (hugging_face("LlamaForCausalLM", "LlamaConfig", **LLAMA), IDS, {}, 3),
     (hugging_face("Qwen2ForCausalLM", "Qwen2Config", **LLAMA), IDS, {}, 4),
+    (hugging_face("Qwen2ForCausalLM", "Qwen2Config", **LOCAL), IDS, {}, 3),
+    (hugging_face("Qwen3ForCausalLM", "Qwen3Config", **MIXED), IDS, {}, 4),
+    (hugging_face("SmolLM3ForCausalLM", "SmolLM3Config", **NO_ROPE), IDS, {}, 4),
+    (hugging_face("MistralForCausalLM", "MistralConfig", **LLAMA, sliding_window=2), IDS, {}, 3),
+    (hugging_face("Phi3ForCausalLM", "Phi3Config", **LLAMA, sliding_window=2), IDS, {}, 3),
+    (hugging_face("Olmo2ForCausalLM", "Olmo2Config", **LLAMA), IDS, {}, 3),
+    (hugging_face("GemmaForCausalLM", "GemmaConfig", **LLAMA), IDS, {}, 3),
     (
         hugging_face("BertForSequenceClassification", "BertConfig"),
         IDS,
@@ -57,6 +70,13 @@ MODELS = [
         4,
     ),
     (hugging_face("BertForMaskedLM", "BertConfig"), IDS, {}, 4),
+    (
+        hugging_face("ModernBertForMaskedLM", "ModernBertConfig", **NEAR),
+        IDS,
+        {"attention_mask": KEEP.long()},
+        3,
+    ),
+    (hugging_face("NomicBertForMaskedLM", "NomicBertConfig"), IDS, {}, 4),
 ]
 
 

@@ -10,6 +10,7 @@ from gossamer.training.distributed import MeshSizes
 from gossamer.training.distributed.placement.placement import check_model
 from gossamer.training.optim import LAMB
 from gossamer.zoo import GPT, MLP
+from gossamer.zoo.switch import SwitchGPT
 
 
 def gpt():
@@ -61,6 +62,20 @@ def test_a_model_that_is_no_chain_of_layers_is_named():
     with pytest.raises(InputError, match="no transformer block of a known family"):
         check(model, tensor=2)
     check(model, data=2, shard=2)
+
+
+def test_experts_go_with_replicas_that_balance_by_a_loss():
+    def switch(balance):
+        return SwitchGPT(16, width=12, num_heads=2, num_layers=2, context=8, balance=balance)
+
+    check(switch("loss"), data=4)
+    check(switch("none"), data=4)
+    check(switch("bias"), data=1)
+    with pytest.raises(InputError, match=r"blocks\.1\.moe has balance: bias.*one process"):
+        check(switch("bias"), data=2)
+    for axis in ("pipeline", "shard", "tensor"):
+        with pytest.raises(InputError, match=r"experts goes with data only.*Use data: 4"):
+            check(switch("loss"), data=2, **{axis: 2})
 
 
 def test_parameters_that_are_not_the_models_are_named():

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from gossamer.errors import InputError
 from gossamer.graph.layer import GraphLayer
-from gossamer.graph.orders import OrderChoice, choose
+from gossamer.graph.orders import Detour, OrderChoice, choose
+from gossamer.graph.structure import Propagation
 from gossamer.nn.layer_weights import plain_weight
-from gossamer.ops.spmm import spmm_max
+from gossamer.ops.spmm import EdgeMatrix, spmm, spmm_max
 from gossamer.ops.tall import tall_linear
 
 AGGREGATES = ("mean", "sum", "max")
@@ -139,15 +140,25 @@ class GIN(GraphLayer):
             needs_dx=torch.is_grad_enabled() and sources.requires_grad,
             measures=self.measures,
         )
-        if self.choice.propagates_first:
+        if not self.choice.propagates_first:
+            h = self._transform(sources, layers[0], with_bias=False)
+        elif (features := self._found(propagation, sources, weight)) is not None:
+            self.choice = OrderChoice("sparse x", "features are sparse, their sums are not")
+            h = spmm(weight.t(), features)
+        else:
             return self.nn(add_up(sources, targets))  # type: ignore[no-any-return]
-        h = self._transform(sources, layers[0], with_bias=False)
         y = add_up(h, h if sources is targets else tall_linear(targets, weight))
         if layers[0].bias is not None:
             y = y + layers[0].bias  # type: ignore[operator]
         for layer in layers[1:]:
             y = layer(y)
         return y
+
+    def _found(self, propagation: Propagation, x: Tensor, weight: Tensor) -> EdgeMatrix | None:
+        """Sparse features, as they came or where they are worth products with the graph."""
+        if x.layout is not torch.strided:
+            return self._features(x)
+        return self._squeezed(x, weight, Detour(propagation))
 
 
 def _steps(module: nn.Module) -> list[nn.Module]:

@@ -10,10 +10,14 @@ products with the graph are. With a inputs and b outputs, and c(w) the time of a
 The second needs no product for the gradient of W, as the forward's A X is what it is multiplied
 with. If c grows like the width, the first layer propagates first where a <= 2 b, others where
 a <= b ("Cached operator reordering", arXiv 2308.12093).
+
+If X is mostly zeros, the dense work is not the same: X W can be a sparse product, (A X) W cannot.
+`Detour` says what the first order has more in the graph where the second one has less.
 """
 
 import weakref
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -70,6 +74,33 @@ _costs: weakref.WeakKeyDictionary[EdgeMatrix, ProductCosts] = weakref.WeakKeyDic
 def costs_of(propagation: Propagation) -> ProductCosts:
     """Times of products with a matrix; they live as long as it does."""
     return _costs.setdefault(propagation.matrix, ProductCosts())
+
+
+class Detour(NamedTuple):
+    """What a step has more in products with the graph if it transforms first, not propagates first.
+
+    The features get no gradient.
+
+    Attributes:
+        propagation: the matrix.
+        hops: how many products with it follow each other.
+        is_kept: A x is there already, and propagating first needs no product at all.
+    """
+
+    propagation: Propagation
+    hops: int = 1
+    is_kept: bool = False
+
+    def microseconds(self, inputs: int, outputs: int, passes: int) -> float:
+        """Time of what it has more, measured; passes are 2 with a backward pass, else 1."""
+        costs = costs_of(self.propagation)
+        own = 0.0 if self.is_kept else costs.of(self.propagation, inputs)
+        return self.hops * (passes * costs.of(self.propagation, outputs) - own)
+
+    def multiplications(self, inputs: int, outputs: int, passes: int) -> int:
+        """The same as a number of multiplications."""
+        width = passes * outputs - (0 if self.is_kept else inputs)
+        return self.hops * self.propagation.matrix.edges.num_edges * width
 
 
 def choose(

@@ -3,15 +3,15 @@
 
 The product with W then costs as much as X has numbers, forward and backward, and nothing else of
 the layer changes. Features that stay are squeezed once (`is_worth_it`); features that are new in
-every step, as dropout makes them, in every step (`Squeezing`).
+every step, as dropout makes them, in every step (`Squeezing`). Where (A X) W has less work in the
+graph, what A (X W) has more of it (`Detour`) is part of the comparison.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gossamer.graph.orders.choice import costs_of
-from gossamer.graph.structure import Propagation
+from gossamer.graph.orders.choice import Detour
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.calls import is_traced
 from gossamer.ops.spmm import EdgeMatrix, EdgeRows, Edges, spmm
@@ -42,14 +42,14 @@ def as_matrix(x: Tensor) -> EdgeMatrix:
 
 
 def is_worth_it(
-    x: Tensor, weight: Tensor, propagation: Propagation | None = None, *, measures: bool = True
+    x: Tensor, weight: Tensor, detour: Detour | None = None, *, measures: bool = True
 ) -> EdgeMatrix | None:
     """The matrix of x if a step with it is faster than one with a dense product; None if not.
 
     Args:
         x: features.
         weight: what they are multiplied with.
-        propagation: the graph, if the dense product is one with A x, which is there already.
+        detour: more work in the graph than beside the dense product, if there is any.
         measures: time both; else the share of zeros decides.
     """
     if x.numel() == 0:
@@ -66,9 +66,8 @@ def is_worth_it(
         dense, sparse = contest(
             lambda: F.linear(x, weight), lambda: spmm(turned, matrix), budget_seconds=0.01
         ).us
-    # Forward and backward: A x needs no product with the graph any more, the other one needs two.
-    graph = 0.0 if propagation is None else costs_of(propagation).of(propagation, weight.shape[0])
-    return matrix if sparse + graph < dense else None
+    passes = _passes()
+    return matrix if passes * sparse + _graph_us(detour, weight, passes) < passes * dense else None
 
 
 class Squeezing:
@@ -79,31 +78,32 @@ class Squeezing:
     """
 
     def __init__(self) -> None:
-        self._key: tuple[int, int, bool] | None = None
-        self._pays: bool | None = None
+        self._pays: dict[tuple[int, int, int, bool], bool] = {}
 
-    def matrix(self, x: Tensor, weight: Tensor, *, measures: bool) -> EdgeMatrix | None:
+    def matrix(
+        self, x: Tensor, weight: Tensor, detour: Detour | None = None, *, measures: bool
+    ) -> EdgeMatrix | None:
         """The matrix of x if a step with it is faster than with a dense product; None if not.
 
         Args:
             x: features.
             weight: what they are multiplied with.
-            measures: time both; else the share of zeros decides.
+            detour: more work in the graph than beside the dense product, if there is any.
+            measures: time both; else numbers of multiplications decide.
         """
-        trains = torch.is_grad_enabled()
-        key = x.shape[1], weight.shape[0], trains
-        if key != self._key:
-            self._key, self._pays = key, None
-        if self._pays is False or not _can_squeeze(x, weight):
+        passes = _passes()
+        key = x.shape[1], weight.shape[0], passes, detour is None
+        if self._pays.get(key) is False or not _can_squeeze(x, weight):
             return None
         if not (measures and tuning_enabled()):
-            return EdgeMatrix.squeezed(x, _SPARSE_BY_RULE)
+            share = _share_by_rule(x, weight, detour, passes)
+            return EdgeMatrix.squeezed(x, share) if share > 0.0 else None
         found = EdgeMatrix.squeezed(x, _DENSEST)
         if found is None:
-            self._pays = False
-        elif self._pays is None:
-            self._pays = _is_faster(x, weight.detach(), trains)
-        return found if self._pays else None
+            self._pays[key] = False
+        elif key not in self._pays:
+            self._pays[key] = _is_faster(x, weight.detach(), detour, passes)
+        return found if self._pays[key] else None
 
 
 def _can_squeeze(x: Tensor, weight: Tensor) -> bool:
@@ -118,7 +118,26 @@ def _can_squeeze(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _is_faster(x: Tensor, weight: Tensor, trains: bool) -> bool:
+def _passes() -> int:
+    """Forward, and backward if one follows."""
+    return 2 if torch.is_grad_enabled() else 1
+
+
+def _graph_us(detour: Detour | None, weight: Tensor, passes: int) -> float:
+    outputs, inputs = weight.shape
+    return 0.0 if detour is None else detour.microseconds(inputs, outputs, passes)
+
+
+def _share_by_rule(x: Tensor, weight: Tensor, detour: Detour | None, passes: int) -> float:
+    """How much of x may be other than zero: few sparse multiplications for each dense one."""
+    if detour is None:
+        return _SPARSE_BY_RULE
+    outputs, inputs = weight.shape
+    more = detour.multiplications(inputs, outputs, passes)
+    return _SPARSE_BY_RULE - more / (passes * x.numel() * outputs)
+
+
+def _is_faster(x: Tensor, weight: Tensor, detour: Detour | None, passes: int) -> bool:
     """Whether squeezing and sparse products take less time than dense ones."""
     turned, grad = weight.t().contiguous(), x.new_ones(x.shape[0], weight.shape[0])
 
@@ -126,13 +145,13 @@ def _is_faster(x: Tensor, weight: Tensor, trains: bool) -> bool:
         matrix = EdgeMatrix.squeezed(x, _DENSEST)
         if matrix is not None:
             spmm(turned, matrix)
-        if matrix is not None and trains:
+        if matrix is not None and passes > 1:
             spmm(grad, matrix, transposed=True)
 
     def dense() -> None:
-        for _ in range(2 if trains else 1):  # the gradient of W takes about as long
+        for _ in range(passes):  # the gradient of W takes about as long
             tall_linear(x, weight)
 
     with torch.no_grad():
         ours, theirs = contest(sparse, dense, budget_seconds=0.01).us
-    return ours < theirs
+    return ours + _graph_us(detour, weight, passes) < theirs

@@ -35,7 +35,7 @@ _SIZES = (
     "word_embed_proj_dim",
 )  # fmt: skip
 _MAY_BE_NONE = ("num_key_value_heads", "head_dim", "n_inner")
-# The same of any family; what is None or a list there is for the class to judge.
+# The same of any family; what else is None or a list there is for the class to judge.
 _ANY_SIZES = re.compile(
     r"^(vocab_size|hidden_size|intermediate_size|d_model|d_kv|d_ff|n_embd|n_heads?"
     r"|num_heads|patch_size|num_channels|image_size|(\w+_)?(attention|key_value|kv)_heads)$"
@@ -139,7 +139,7 @@ def _fields(
         _check_size(name, value, table)
         fields[name] = _read(value)
     heads, shared = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
-    if not table and type(heads) is int and type(shared) is int and heads % shared:
+    if type(heads) is int and type(shared) is int and heads % shared:
         raise _fault("num_key_value_heads", shared, f"a divisor of {heads} heads")
     return fields
 
@@ -213,7 +213,7 @@ def _check_size(name: str, value: Any, table: bool) -> None:
         absent = value is None and name in _MAY_BE_NONE
         if not absent and (type(value) is not int or value < 1):
             raise _fault(name, value, "a whole number from 1")
-    elif not table and _ANY_SIZES.search(name):
+    elif _ANY_SIZES.search(name):
         if isinstance(value, bool | float | str):
             raise _fault(name, value, "a whole number from 1")
         if any(number < 1 for number in _numbers(value)):

@@ -19,7 +19,7 @@ GEMMA_DECODER = {
     "requires": (("config.use_bidirectional_attention", False),),
 }
 GEMMA_REASONS = {
-    "chains": "a layer is local or global by its number, which the stages of a pipeline start anew",
+    "chains": "where its logits are capped, so would be what every stage of a pipeline gives",
     "growth": "what a part gives goes through a norm, which growth does not widen",
 }
 

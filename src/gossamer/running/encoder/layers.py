@@ -137,7 +137,9 @@ def _refuse_extras(
         return
     scales = [path.rpartition(".")[0] for path in facts.scales]
     names = (*parts.linears, *parts.norms, *scales, parts.activation)
-    read = {f"{where}.{name}" for where, _ in blocks for name in names} | {facts.bias_table}
+    read = {f"{where}.{name}" for where, _ in blocks for name in names}
+    if facts.bias_table:
+        read.add(facts.bias_table)
     home = type(blocks[0][1]).__module__
     for name, module in encoder.named_modules():
         called = facts.front and f"{name}.".startswith(f"{facts.front}.")

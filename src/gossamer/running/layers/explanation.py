@@ -204,7 +204,9 @@ def _row(
     format: str = "-",
 ) -> Row:
     """`choice` is what was measured, or why nothing was; `other` runs where no kernel does."""
-    facts = (name, type(what).__name__, shape, density, pattern, format)
+    # Whatever it takes the place of, users know it by one name.
+    kind = (NativeEncoder if isinstance(what, NativeEncoder) else type(what)).__name__
+    facts = (name, kind, shape, density, pattern, format)
     if isinstance(choice, str):
         return Row(*facts, None, other, None, None, choice)
     return Row(*facts, **{**vars(choice), "kernel": choice.kernel if choice.is_sparse else other})

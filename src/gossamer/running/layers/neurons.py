@@ -88,7 +88,7 @@ def use_active_neurons(
 ) -> list[NeuronChoice]:
     """Let blocks with ReLUs run on their active neurons, in place, where that is faster.
 
-    Blocks are `mlp` modules of Llama, Qwen2 and Mistral and `nn.Sequential(Linear, ReLU, Linear)`
+    Blocks are the `mlp` modules of Llama and its like and `nn.Sequential(Linear, ReLU, Linear)`
     with `nn.ReLU` or the `ShiftedReLU` of relufication.
 
     Args:

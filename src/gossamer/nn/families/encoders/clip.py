@@ -25,11 +25,6 @@ FAMILY = Family(
     encoder=EncoderFacts(layers="layers", config="CLIPVisionConfig"),
     tokens=NO_WORDS,
     positions=NO_WORDS,
-    classes=ClassNames(
-        "clip_vision_model",
-        "CLIPVision",
-        ("Model", "ModelWithProjection"),
-        activation="hidden_act",
-    ),
+    classes=ClassNames("clip_vision_model", "CLIPVision", ("Model",), activation="hidden_act"),
     growth=NO_GROWTH,
 )

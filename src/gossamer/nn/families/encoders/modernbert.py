@@ -7,6 +7,7 @@ from gossamer.nn.families.family import (
     ClassNames,
     EncoderFacts,
     Family,
+    transformers_chain,
     transformers_path,
 )
 
@@ -30,7 +31,12 @@ FAMILY = Family(
     encoder=EncoderFacts(
         layers="layers", is_model=True, rotary="rotary_emb", window="attn.sliding_window"
     ),
-    chains="its model gives every layer the mask and the rotation of its kind, as no stage does",
+    # A classifier takes the first token outside of its modules, which every stage would do.
+    chains={
+        "ModernBertForMaskedLM": transformers_chain(
+            "model", "layers", "embeddings", "final_norm", "head decoder"
+        )
+    },
     classes=ClassNames("modernbert", "ModernBert", ENCODER_HEADS, activation="hidden_activation"),
     growth="its first layer has no norm, and gate and up of the others are one layer",
 )

@@ -7,6 +7,7 @@ from gossamer.nn.families.family import (
     ClassNames,
     EncoderFacts,
     Family,
+    transformers_chain,
     transformers_path,
 )
 
@@ -25,7 +26,9 @@ FAMILY = Family(
         norm_first=False,
     ),
     encoder=EncoderFacts(layers="layers", is_model=True, rotary="rotary_emb"),
-    chains="its model gives every layer the rotation of its tokens, as no stage does",
+    chains={
+        "NomicBertForMaskedLM": transformers_chain("nomic_bert", "layers", "embeddings", "", "cls")
+    },
     classes=ClassNames("nomic_bert", "NomicBert", ENCODER_HEADS[:4], activation="hidden_act"),
     growth="growing a gated layer whose norm comes last has not been tried",
 )

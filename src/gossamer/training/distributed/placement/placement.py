@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from gossamer.errors import InputError
 from gossamer.nn.layers.tables.late_rows import forget_late
+from gossamer.nn.moe import has_experts, moe_layers
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline import LayerPipeline, find_links
@@ -201,6 +202,7 @@ def check_model(
             f"mesh: {next(iter(tables))} has gradients of touched rows, which shard, tensor and"
             " pipeline cannot cut. Use data only, or sparse=False in the layer."
         )
+    _check_experts(sizes, model)
     if sizes.tensor > 1:
         check_units(model, sizes.tensor)
     if sizes.pipeline == 1:
@@ -212,6 +214,23 @@ def check_model(
         )
     check_microbatches(schedule, microbatches, sizes.pipeline)
     find_links(model, sizes.pipeline * stages_per_rank(schedule, None))
+
+
+def _check_experts(sizes: MeshSizes, model: nn.Module) -> None:
+    """Experts go with replicas; their routers must not follow the load of one rank."""
+    if sizes.shard * sizes.tensor * sizes.pipeline > 1 and has_experts(model):
+        raise InputError(
+            "mesh: a model with experts goes with data only: losses of routers do not cross the"
+            " stages of a pipeline, and shard and tensor do not keep what experts without a token"
+            f" had. Use data: {sizes.num_ranks}."
+        )
+    by_bias = [name for name, layer in moe_layers(model) if layer.router.balance == "bias"]
+    if sizes.num_ranks > 1 and by_bias:
+        raise InputError(
+            f"mesh: the router of {by_bias[0] or 'the model'} has balance: bias, which follows the"
+            " load of one process, and ranks do not share their loads. Use balance: loss, or one"
+            " process."
+        )
 
 
 def lay_out(
