@@ -123,13 +123,14 @@ def test_a_teacher_becomes_recovery_and_its_share_turns_around():
 def test_differences_are_refused_or_told_in_the_file():
     found = faults(SURGEON, steps_per_epoch=50)
     assert [line.split(":")[1].split(" ")[1] for line in found] == [
+        "OBSPruningModifier.num_grads",
         "OBSPruningModifier.damp",
         "OBSPruningModifier.end_epoch",
     ]
     assert all("--nearest" in line for line in found)
     made = convert_recipe(SURGEON.encode(), "r.yaml", steps_per_epoch=50, nearest=True)
-    assert len(made.differences) == 2
-    assert made.text.startswith("# differs: r.yaml:3 OBSPruningModifier.damp")
+    assert len(made.differences) == 3
+    assert made.text.startswith("# differs: r.yaml:3 OBSPruningModifier.num_grads")
     assert [stage.step.__class__.__name__ for stage in made.recipe.stages] == ["Prune", "Recover"]
 
 
@@ -154,6 +155,45 @@ def test_what_has_no_equal_is_named_with_its_line(change, words):
     (line,) = faults(text, task="images")
     assert words in line
     assert line.startswith("r.yaml:14"), line
+
+
+HELD = """\
+modifiers:
+  - !EpochRangeModifier {start_epoch: 0, end_epoch: 4}
+  - !ConstantPruningModifier {params: __ALL_PRUNABLE__}
+  - !DistillationModifier {hardness: 1.0}
+  - !QuantizationModifier {start_epoch: 0}
+"""
+WITHOUT_TEACHER = "\n".join(SURGEON.splitlines()[:-1]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "words"),
+    [
+        (ONCE, ("sequential_update: true", "sequential_update: false"), "the pruned layers before"),
+        (ONCE, ("sequential_update", "preserve_sparsity_mask"), "not the start of new ones"),
+        (HELD, ("__ALL_PRUNABLE__", "[a.weight]"), "masks of all layers"),
+        (HELD, ("hardness: 1.0", "hardness: 1.0, start_epoch: 2"), "the teacher takes part"),
+        (HELD, ("{start_epoch: 0}", "{start_epoch: 3}"), "weights are rounded"),
+        (HELD, ("{start_epoch: 0}", "{quantize_embeddings: 1}"), "int8 only"),
+        (HELD, ("{start_epoch: 0}", "{freeze_bn_stats_epoch: 1}"), "batch-norm statistics"),
+        (WITHOUT_TEACHER, ("num_grads: 512", ""), "training after pruning is left out"),
+    ],
+)
+def test_no_setting_is_passed_by(text, change, words):
+    changed = text.replace(*change)
+    assert changed != text
+    assert any(words in line and "--nearest" in line for line in faults(changed, steps_per_epoch=5))
+    if text is not WITHOUT_TEACHER:
+        assert stages(text, steps_per_epoch=5)  # without the change there is nothing to tell
+
+
+def test_bits_of_a_solver_follow_the_scheme_and_tables_stay():
+    text = ONCE.replace("sequential_update: true", "quantize: true")
+    text += "    QuantizationModifier: {scheme: W4A16, quantize_embeddings: true}\n"
+    prune, rounding = stages(text)
+    assert prune["prune"]["quantise"] == 4
+    assert rounding["round"] == {"layers": None, "embeddings": "int8"}
 
 
 def test_two_schedules_are_one_if_they_agree_and_refused_if_not():

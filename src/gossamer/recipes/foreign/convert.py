@@ -80,9 +80,21 @@ def _stages(
         return [{"train": _train(draft, source, task)}]
     if draft.teacher:
         once.append({"recover": _recover(draft, source, steps_per_epoch)})
-    elif draft.rounds and not any("quantise" in step["prune"] for step in once):
-        once.append({"round": dict(draft.rounds)})
+    else:
+        once += _after_pruning(draft, source, once)
     return once
+
+
+def _after_pruning(draft: Draft, source: str, once: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The `round` stage, if there is one; training without a teacher is a difference."""
+    if draft.end is not None:
+        message = "EpochRangeModifier: training after pruning is left out; recover has a teacher."
+        draft.differences.append(Fault(source, None, "", message))
+    solved = [stage["prune"] for stage in once if "quantise" in stage["prune"]]
+    for step in solved:
+        step["quantise"] = 4 if draft.rounds.get("layers") == "int4" else 8
+    left = {**draft.rounds, "layers": None} if solved else dict(draft.rounds)
+    return [{"round": left}] if any(left.values()) else []
 
 
 def _rounded(draft: Draft, source: str) -> list[dict[str, Any]]:
@@ -180,6 +192,9 @@ def _recover(draft: Draft, source: str, steps_per_epoch: int | None) -> dict[str
         found |= {"rate": optimizer["lr"], "warmup": rate["warmup"], "decay": rate["shape"]}
     if draft.rounds.get("layers") == "int8":
         found["quantise"] = "int8"
+    if "embeddings" in draft.rounds or draft.rounds.get("layers", "int8") != "int8":
+        message = "QuantizationModifier: recovery rounds layers to int8 only."
+        draft.differences.append(Fault(source, None, "", message))
     if draft.weight_decay:
         message = "SetWeightDecayModifier: recovery has none."
         draft.differences.append(Fault(source, None, "", message))

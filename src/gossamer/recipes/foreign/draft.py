@@ -14,8 +14,8 @@ from gossamer.recipes.faults import Fault, RecipeFaults
 from gossamer.recipes.foreign.reading import Modifier
 from gossamer.recipes.phrases import show
 
-# They say what is printed, or repeat what is always so here.
-_WITHOUT_EFFECT: Final = ("log_types", "constant_logging", "sequential_update", "mask_block_size")
+# They say what is printed.
+_WITHOUT_EFFECT: Final = ("log_types", "constant_logging")
 _EVERYTHING: Final = ("__ALL_PRUNABLE__", "__ALL__")
 _MASKS: Final = {"unstructured": "unstructured", "block4": "block:1x4", "0:0": "unstructured"}
 
@@ -181,7 +181,12 @@ def _oneshot(method: str) -> Callable[[Modifier, Draft], None]:
             step |= {"damping": damping, "block": modifier.take("block_size", 128)}
             if modifier.take("quantize", False) is True:
                 step["quantise"] = 8
-        modifier.take("preserve_sparsity_mask")
+        if modifier.take("sequential_update", True) is not True:
+            message = "here a layer is solved for the inputs that the pruned layers before it give."
+            draft.differs(modifier, "sequential_update", message)
+        if modifier.take("preserve_sparsity_mask", False) is True:
+            message = "masks that are there are not the start of new ones here."
+            draft.differs(modifier, "preserve_sparsity_mask", message)
         targets = _block_rules(modifier, modifier.take("targets"), "targets")
         ignored = _block_rules(modifier, modifier.take("ignore"), "ignore")
         if targets is not None and targets != ["Linear"]:
@@ -249,7 +254,10 @@ def _brain_surgeon(modifier: Modifier, draft: Draft) -> None:
     for name in ("update_frequency", "inter_func", "init_sparsity", "num_recomputations"):
         modifier.take(name)
     for name in ("num_grads", "grad_sampler_kwargs", "fisher_block_size"):
-        modifier.take(name)
+        given = modifier.take(name)
+        if given is not None:
+            message = f"{show(given)}; here calibration and the method say how gradients are taken."
+            draft.differs(modifier, name, message)
     damping = modifier.number("damp", 1e-7)
     step = {
         "method": "obert",
@@ -272,9 +280,9 @@ def _brain_surgeon(modifier: Modifier, draft: Draft) -> None:
 def _constant(modifier: Modifier, draft: Draft) -> None:
     for name in ("start_epoch", "end_epoch", "start", "end", "update_frequency"):
         modifier.take(name)
-    # Masks that are there are held anyway: rules would only say of which layers.
-    for name in ("params", "targets", "ignore"):
-        modifier.take(name)
+    named = [layer_rules(modifier, modifier.take(name), name) for name in ("params", "targets")]
+    if any(rules is not None for rules in named) or modifier.take("ignore"):
+        draft.differs(modifier, "params", "here the masks of all layers that have one are held.")
     draft.holds = True
 
 
@@ -318,9 +326,15 @@ def _weight_decay(modifier: Modifier, draft: Draft) -> None:
 
 
 def _distillation(modifier: Modifier, draft: Draft) -> None:
-    for name in ("distill_output_keys", "start_epoch", "end_epoch", "update_frequency"):
+    for name in ("distill_output_keys", "end_epoch", "update_frequency"):
         modifier.take(name)
+    _from_the_start(modifier, draft, "the teacher takes part")
     draft.teacher = modifier.number("hardness", 0.5), modifier.number("temperature", 2.0)
+
+
+def _from_the_start(modifier: Modifier, draft: Draft, what: str) -> None:
+    if modifier.number("start_epoch", 0.0) > draft.start:
+        draft.differs(modifier, "start_epoch", f"here {what} from the first step on.")
 
 
 def _quantisation(modifier: Modifier, draft: Draft) -> None:
@@ -331,14 +345,14 @@ def _quantisation(modifier: Modifier, draft: Draft) -> None:
     draft.rounds["layers"] = bits
     if modifier.take("quantize_embeddings", False) in (1, True):
         draft.rounds["embeddings"] = "int8"
-    for name in ("start_epoch", "end_epoch", "disable_quantization_observer_epoch"):
+    for name in ("end_epoch", "disable_quantization_observer_epoch"):
         modifier.take(name)
-    for name in (
-        "freeze_bn_stats_epoch",
-        "post_oneshot_calibration",
-        "quantize_linear_activations",
-    ):
+    _from_the_start(modifier, draft, "weights are rounded")
+    for name in ("post_oneshot_calibration", "quantize_linear_activations"):
         modifier.take(name)
+    if modifier.take("freeze_bn_stats_epoch") is not None:
+        message = "here batch-norm statistics move as long as a model trains."
+        draft.differs(modifier, "freeze_bn_stats_epoch", message)
     left = [
         n
         for n in ("submodules", "exclude_module_types", "ignore", "scheme_overrides", "targets")
