@@ -20,7 +20,7 @@ case $name in
   fbgemm) packages="fbgemm-gpu-cpu==1.8.0" ;;
   # Built from source for this processor, which takes long; xllamacpp is a wheel of llama.cpp for AVX2.
   llamacpp) packages="llama-cpp-python==0.3.36" ;;
-  xllamacpp) packages="xllamacpp" ;;
+  xllamacpp) packages="xllamacpp numpy" ;;
   # Without its list of dependencies, which names packages for accelerators.
   llmcompressor) packages="llmcompressor==0.14.0.1 compressed-tensors==0.19.0" ;;
   # DGL is no longer maintained: this version is the last that runs beside a new torch.

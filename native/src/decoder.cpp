@@ -106,10 +106,10 @@ void DecoderSession::chunk(const int32_t* ids, int64_t count, int64_t position, 
     norm_heads(layer, count);
     attend(static_cast<int64_t>(i), count, position, num_threads);
     linear(layer.out, attended_.data(), count, added_.data(), num_threads);
-    const float* x = rules.parallel ? read(layer.ffn_in) : nullptr;
+    // Before the sum changes what it reads, where there is no norm that would keep it apart.
+    if (rules.parallel) linear(layer.gate_up, read(layer.ffn_in), count, gate_up_.data(), num_threads);
     give(layer.attention_out);
-    if (!x) x = read(layer.ffn_in);
-    linear(layer.gate_up, x, count, gate_up_.data(), num_threads);
+    if (!rules.parallel) linear(layer.gate_up, read(layer.ffn_in), count, gate_up_.data(), num_threads);
     const int64_t rows = rules.gated ? 2 * shape.ffn : shape.ffn;
     for (int64_t t = 0; t < count; ++t) {
       const float* gate = gate_up_.data() + t * rows;

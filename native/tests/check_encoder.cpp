@@ -67,117 +67,173 @@ Layer random_layer(int64_t features, int64_t heads, int64_t head_width, int64_t 
           bias};
 }
 
-Matrix product(const Matrix& x, int64_t tokens, const Weight& weight, const std::vector<float>& bias) {
-  Matrix y(tokens * weight.rows);
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t r = 0; r < weight.rows; ++r) {
-      double sum = bias[r];
-      for (int64_t k = 0; k < weight.columns; ++k)
-        sum += double(weight.dense[r * weight.columns + k]) * x[t * weight.columns + k];
-      y[t * weight.rows + r] = sum;
-    }
-  return y;
-}
+// The encoder in double. `rounding` moves what an operation gives by up to what fp32, or int8, may.
+class Oracle {
+ public:
+  Oracle(const std::vector<Layer>& layers, const std::vector<int64_t>& lengths, int64_t tokens, Roundings& rounding)
+      : layers_(layers), lengths_(lengths), tokens_(tokens), rounding_(rounding) {}
 
-void add(Matrix& x, const Matrix& delta) {
-  for (size_t i = 0; i < x.size(); ++i) x[i] += delta[i];
-}
-
-Matrix norm(Matrix x, int64_t tokens, const Layer& layer) {
-  const int64_t features = static_cast<int64_t>(layer.gain.size());
-  for (int64_t t = 0; t < tokens; ++t) {
-    double mean = 0.0, spread = 0.0;
-    double* row = x.data() + t * features;
-    for (int64_t k = 0; k < features; ++k) mean += row[k];
-    mean /= double(features);
-    for (int64_t k = 0; k < features; ++k) spread += (row[k] - mean) * (row[k] - mean);
-    spread = std::sqrt(spread / double(features) + 1e-5);
-    for (int64_t k = 0; k < features; ++k) row[k] = (row[k] - mean) / spread * layer.gain[k] + layer.shift[k];
-  }
-  return x;
-}
-
-// Queries and keys of a sequence, turned by their positions.
-void rotate(Matrix& qkv, int64_t first, int64_t length, const Layer& layer) {
-  const int64_t half = layer.head_width / 2, mixed = layer.heads * layer.head_width;
-  for (int64_t i = 0; i < length; ++i)
-    for (int64_t h = 0; h < 2 * layer.heads; ++h)
-      for (int64_t e = 0; e < half; ++e) {
-        double* a = &qkv[(first + i) * 3 * mixed + h * layer.head_width + e];
-        const double angle = float(i) * layer.rotation.frequencies[e], x = a[0], y = a[half];
-        a[0] = (x * std::cos(angle) - y * std::sin(angle)) * layer.rotation.factor;
-        a[half] = (y * std::cos(angle) + x * std::sin(angle)) * layer.rotation.factor;
+  Matrix run(Matrix x) {
+    for (const Layer& layer : layers_) {
+      const bool first = layer.norm_first;
+      const Matrix in = first && layer.has_attention_norm ? norm(x, layer) : x;
+      const Matrix mixed = attention(product(in, layer.qkv, layer.qkv_bias), layer);
+      add(x, product(mixed, layer.out, layer.out_bias));
+      if (!first) x = norm(x, layer);
+      Matrix inner = product(first ? norm(x, layer) : x, layer.up, layer.up_bias);
+      for (double& v : inner) v = layer.is_gated ? v : activated(v, layer.activation);
+      if (layer.is_gated) {
+        const int64_t rows = layer.up.rows / 2;
+        Matrix half(tokens_ * rows);
+        for (int64_t t = 0; t < tokens_; ++t)
+          for (int64_t r = 0; r < rows; ++r)
+            half[t * rows + r] = rounding_.of(activated(inner[t * 2 * rows + r], layer.activation) * inner[t * 2 * rows + rows + r], 1);
+        inner = half;
       }
-}
-
-double bias_of(const Layer& layer, int64_t head, int64_t distance) {
-  const auto [values, reach, window] = layer.bias;
-  if (window && std::abs(distance) > window) return -INFINITY;
-  if (!reach) return 0.0;
-  return values[head * (2 * reach - 1) + std::clamp(distance, 1 - reach, reach - 1) + reach - 1];
-}
-
-double activated(double v, Activation activation) {
-  switch (activation) {
-    case Activation::relu: return v < 0 ? 0 : v;
-    case Activation::gelu: return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
-    case Activation::silu: return v / (1 + std::exp(-v));
-    case Activation::quick_gelu: return v / (1 + std::exp(-1.702 * v));
-    case Activation::gelu_tanh: return 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
-    case Activation::none: break;
+      add(x, product(inner, layer.down, layer.down_bias));
+      if (!first) x = norm(x, layer);
+    }
+    return x;
   }
-  return v;
-}
 
-Matrix attention(Matrix qkv, const Layer& layer, const std::vector<int64_t>& lengths, int64_t tokens) {
-  const int64_t mixed = layer.heads * layer.head_width;
-  Matrix y(tokens * mixed);
-  int64_t first = 0;
-  for (const int64_t length : lengths) {
-    if (!layer.rotation.frequencies.empty()) rotate(qkv, first, length, layer);
-    for (int64_t h = 0; h < layer.heads; ++h)
-      for (int64_t i = 0; i < length; ++i) {
-        const auto at = [&](int64_t token, int64_t part, int64_t e) {
-          return qkv[(first + token) * 3 * mixed + part * mixed + h * layer.head_width + e];
-        };
-        Matrix chance(length);
-        double top = -INFINITY, sum = 0;
-        for (int64_t j = 0; j < length; ++j) {
-          for (int64_t e = 0; e < layer.head_width; ++e) chance[j] += at(i, 0, e) * at(j, 1, e);
-          top = std::max(top, chance[j] = chance[j] * 0.1 + bias_of(layer, h, i - j));
+ private:
+  const std::vector<Layer>& layers_;
+  const std::vector<int64_t>& lengths_;
+  const int64_t tokens_;
+  Roundings& rounding_;
+
+  static double largest_of(const double* v, int64_t count, int64_t step = 1) {
+    double largest = 0.0;
+    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(v[i * step]));
+    return largest;
+  }
+
+  // Of n products, and a bias, in any order: off by a rounding for each of them.
+  Matrix product(Matrix x, const Weight& weight, const std::vector<float>& bias) {
+    Matrix y(tokens_ * weight.rows), stored(weight.dense.begin(), weight.dense.end());
+    if (rounding_.in_int8()) {
+      for (int64_t t = 0; t < tokens_; ++t) store(&x[t * weight.columns], weight.columns);
+      for (int64_t r = 0; r < weight.rows; ++r) {
+        const double largest = largest_of(&stored[r * weight.columns], weight.columns);
+        for (int64_t i = r * weight.columns; i < (r + 1) * weight.columns; ++i)
+          if (weight.mask[i]) stored[i] = rounding_.stored(stored[i], largest);
+      }
+    }
+    for (int64_t t = 0; t < tokens_; ++t)
+      for (int64_t r = 0; r < weight.rows; ++r) {
+        double sum = bias[r], magnitude = std::fabs(sum);
+        int64_t kept = 0;
+        for (int64_t k = 0; k < weight.columns; ++k) {
+          const double product = stored[r * weight.columns + k] * x[t * weight.columns + k];
+          sum += product, magnitude += std::fabs(product), kept += weight.mask[r * weight.columns + k];
         }
-        for (double& c : chance) sum += c = std::exp(c - top);
-        for (int64_t e = 0; e < layer.head_width; ++e)
-          for (int64_t j = 0; j < length; ++j)
-            y[(first + i) * mixed + h * layer.head_width + e] += chance[j] / sum * at(j, 2, e);
+        y[t * weight.rows + r] = rounding_.within(sum, double(kept + 4) * kRoundoff * magnitude);
       }
-    first += length;
+    return y;
   }
-  return y;
-}
 
-Matrix oracle(const std::vector<Layer>& layers, Matrix x, const std::vector<int64_t>& lengths, int64_t tokens) {
-  for (const Layer& layer : layers) {
-    const bool first = layer.norm_first;
-    const Matrix in = first && layer.has_attention_norm ? norm(x, tokens, layer) : x;
-    const Matrix mixed = attention(product(in, tokens, layer.qkv, layer.qkv_bias), layer, lengths, tokens);
-    add(x, product(mixed, tokens, layer.out, layer.out_bias));
-    if (!first) x = norm(x, tokens, layer);
-    Matrix inner = product(first ? norm(x, tokens, layer) : x, tokens, layer.up, layer.up_bias);
-    for (double& v : inner) v = layer.is_gated ? v : activated(v, layer.activation);
-    if (layer.is_gated) {
-      const int64_t rows = layer.up.rows / 2;
-      Matrix half(tokens * rows);
-      for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t r = 0; r < rows; ++r)
-          half[t * rows + r] = activated(inner[t * 2 * rows + r], layer.activation) * inner[t * 2 * rows + rows + r];
-      inner = half;
-    }
-    add(x, product(inner, tokens, layer.down, layer.down_bias));
-    if (!first) x = norm(x, tokens, layer);
+  void store(double* v, int64_t count, int64_t step = 1) {
+    const double largest = largest_of(v, count, step);
+    for (int64_t i = 0; i < count; ++i) v[i * step] = rounding_.stored(v[i * step], largest);
   }
-  return x;
-}
+
+  void add(Matrix& x, const Matrix& delta) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] = rounding_.of(x[i] + delta[i], 1);
+  }
+
+  // The sum of n numbers is off by n roundings of their magnitudes, what is divided by its root by half of that.
+  Matrix norm(Matrix x, const Layer& layer) {
+    const int64_t features = static_cast<int64_t>(layer.gain.size());
+    for (int64_t t = 0; t < tokens_; ++t) {
+      double mean = 0.0, magnitude = 0.0, spread = 0.0;
+      double* row = x.data() + t * features;
+      for (int64_t k = 0; k < features; ++k) mean += row[k] / double(features), magnitude += std::fabs(row[k]) / double(features);
+      mean = rounding_.within(mean, double(features + 2) * kRoundoff * magnitude);
+      for (int64_t k = 0; k < features; ++k) row[k] = rounding_.of(row[k] - mean, 1), spread += row[k] * row[k];
+      spread = rounding_.of(std::sqrt(spread / double(features) + 1e-5), double(features) / 2 + 4);
+      for (int64_t k = 0; k < features; ++k) row[k] = rounding_.of(rounding_.of(row[k] / spread * layer.gain[k], 2) + layer.shift[k], 1);
+    }
+    return x;
+  }
+
+  // Queries and keys of a sequence, turned by their positions: the angle is a rounded product, and so are its cosine
+  // and its sine.
+  void rotate(Matrix& qkv, int64_t first, int64_t length, const Layer& layer) {
+    const int64_t half = layer.head_width / 2, mixed = layer.heads * layer.head_width;
+    for (int64_t i = 0; i < length; ++i)
+      for (int64_t h = 0; h < 2 * layer.heads; ++h)
+        for (int64_t e = 0; e < half; ++e) {
+          double* a = &qkv[(first + i) * 3 * mixed + h * layer.head_width + e];
+          const double angle = float(i) * layer.rotation.frequencies[e], x = a[0], y = a[half];
+          const double bound = 4 * kRoundoff * (std::fabs(x) + std::fabs(y)) * layer.rotation.factor;
+          a[0] = rounding_.within((x * std::cos(angle) - y * std::sin(angle)) * layer.rotation.factor, bound);
+          a[half] = rounding_.within((y * std::cos(angle) + x * std::sin(angle)) * layer.rotation.factor, bound);
+        }
+  }
+
+  static double bias_of(const Layer& layer, int64_t head, int64_t distance) {
+    const auto [values, reach, window] = layer.bias;
+    if (window && std::abs(distance) > window) return -INFINITY;
+    if (!reach) return 0.0;
+    return values[head * (2 * reach - 1) + std::clamp(distance, 1 - reach, reach - 1) + reach - 1];
+  }
+
+  // The polynomials promise exp and erf to 2e-7, which moves the result by less than 2e-7 |v|; as much for the
+  // roundings around them.
+  double activated(double v, Activation activation) {
+    const double exact = exactly_activated(v, activation);
+    return exact == v || activation == Activation::relu ? exact : rounding_.within(exact, 4e-7 * std::fabs(v));
+  }
+
+  static double exactly_activated(double v, Activation activation) {
+    switch (activation) {
+      case Activation::relu: return v < 0 ? 0 : v;
+      case Activation::gelu: return 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
+      case Activation::silu: return v / (1 + std::exp(-v));
+      case Activation::quick_gelu: return v / (1 + std::exp(-1.702 * v));
+      case Activation::gelu_tanh: return 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+      case Activation::none: break;
+    }
+    return v;
+  }
+
+  Matrix attention(Matrix qkv, const Layer& layer) {
+    const int64_t width = layer.head_width, mixed = layer.heads * width;
+    Matrix y(tokens_ * mixed);
+    int64_t first = 0;
+    for (const int64_t length : lengths_) {
+      if (!layer.rotation.frequencies.empty()) rotate(qkv, first, length, layer);
+      for (int64_t h = 0; h < layer.heads; ++h) {
+        const auto at = [&](int64_t token, int64_t part, int64_t e) -> double& {
+          return qkv[(first + token) * 3 * mixed + part * mixed + h * width + e];
+        };
+        // In int8 a query and a key share a step, and so does a column of values.
+        for (int64_t i = 0; i < length; ++i) store(&at(i, 0, 0), width), store(&at(i, 1, 0), width);
+        for (int64_t e = 0; length && e < width; ++e) store(&at(0, 2, e), length, 3 * mixed);
+        for (int64_t i = 0; i < length; ++i) {
+          Matrix chance(length);
+          double top = -INFINITY, sum = 0;
+          for (int64_t j = 0; j < length; ++j) {
+            double magnitude = 0.0;
+            for (int64_t e = 0; e < width; ++e) chance[j] += at(i, 0, e) * at(j, 1, e), magnitude += std::fabs(at(i, 0, e) * at(j, 1, e));
+            chance[j] = rounding_.within(chance[j], double(width + 4) * kRoundoff * magnitude);
+            const double bias = bias_of(layer, h, i - j);
+            top = std::max(top, chance[j] = std::isinf(bias) ? bias : rounding_.of(chance[j] * 0.1 + bias, 1));
+          }
+          for (double& c : chance) sum += c = std::isinf(c) ? 0.0 : rounding_.of(std::exp(c - top), 4 + (top - c));
+          for (double& c : chance) c = rounding_.stored(c, c ? 1.0 : 0.0);
+          for (int64_t e = 0; e < width; ++e) {
+            double value = 0.0, magnitude = 0.0;
+            for (int64_t j = 0; j < length; ++j) value += chance[j] / sum * at(j, 2, e), magnitude += std::fabs(chance[j] / sum * at(j, 2, e));
+            y[(first + i) * mixed + h * width + e] = rounding_.within(value, 2.0 * double(length + 4) * kRoundoff * magnitude);
+          }
+        }
+      }
+      first += length;
+    }
+    return y;
+  }
+};
 
 constexpr Int8Options kPanel = {DwordForm::panel, 8, 0.0f}, kQuad = {DwordForm::neighbours, 8, 0.0f};
 
@@ -209,12 +265,15 @@ void check_case(int64_t features, int64_t heads, int64_t head_width, int64_t inn
   std::vector<Layer> layers;
   for (int i = 0; i < 2; ++i) layers.push_back(random_layer(features, heads, head_width, inner, density, switches, random));
   const std::vector<float> x = random_floats(tokens * features, 1.0f, 0.0f, random);
-  const Matrix wanted = oracle(layers, {x.begin(), x.end()}, lengths, tokens);
-  double wanted_squares = 0.0, largest = 1.0;
-  for (const double v : wanted) wanted_squares += v * v, largest = std::max(largest, std::fabs(v));
-  // Gates multiply two sums of such weights, and without norms behind them values grow: single roundings matter more.
-  const double ease = switches.is_gated || switches.norm_first ? 4.0 : 1.0;
-  const double typical = std::max(1.0, std::sqrt(wanted_squares / double(std::max<size_t>(wanted.size(), 1))));
+  const auto run_oracle = [&](Roundings& rounding) { return Oracle(layers, lengths, tokens, rounding).run({x.begin(), x.end()}); };
+  Roundings exact(nullptr);
+  const Matrix wanted = run_oracle(exact);
+  double largest = 0.0;
+  for (const double v : wanted) largest = std::max(largest, std::fabs(v));
+  // Of fp32 the largest error counts; of int8 the mean square, since two layers of such random weights make much of
+  // single roundings to 1 in 127. A draw may move little by luck, where there are few numbers.
+  const double most = 2.0 * moved_by(wanted, random, false, run_oracle).most + 8.0 * kRoundoff * largest;
+  const double typical = 2.0 * moved_by(wanted, random, true, run_oracle).typical + largest / 127;
   const std::string what = std::to_string(features) + " features, " + std::to_string(heads) + " heads of " +
                            std::to_string(head_width) + ", inner " + std::to_string(inner) + ", " +
                            std::to_string(lengths.size()) + " sequences, " + std::to_string(tokens) + " tokens" +
@@ -231,8 +290,6 @@ void check_case(int64_t features, int64_t heads, int64_t head_width, int64_t inn
         y.assign(std::max<int64_t>(tokens * stride, 1), -7.0f);
         model.run(x.data(), features, y.data(), stride, lengths, threads);
       }
-      // Norms bring every value to about 1 where they come last; elsewhere errors are measured by what values are. Of fp32 the largest error counts; of int8 the mean square, since two
-      // layers of such random weights make much of single roundings to 1 in 127.
       double worst = 0.0, squares = 0.0;
       bool inside = true;
       for (int64_t t = 0; t < tokens; ++t)
@@ -243,10 +300,10 @@ void check_case(int64_t features, int64_t heads, int64_t head_width, int64_t inn
             continue;
           }
           const double error = std::fabs(got - wanted[t * features + k]);
-          worst = std::max(worst, std::isnan(error) ? INFINITY : error / (2e-4 * ease * (switches.norm_first ? largest : 1.0)));
+          worst = std::max(worst, std::isnan(error) ? INFINITY : error / most);
           squares += error * error;
         }
-      if (int8) worst = std::sqrt(squares / double(std::max<int64_t>(tokens * features, 1))) / (0.35 * (switches.is_gated || switches.norm_first ? 2.0 : 1.0) * typical);
+      if (int8) worst = squares ? std::sqrt(squares / double(tokens * features)) / typical : 0.0;
       const std::string family = int8 ? "encoder int8" : "encoder";
       if (results[0] != results[1])
         tally.fail(family, isa, "two threads differ from one: " + what);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -12,7 +13,6 @@ namespace gossamer::check {
 namespace {
 
 constexpr float kCanary = -12345.75f;
-constexpr double kRoundoff = 1.0 / (1 << 24);  // of one fp32 operation
 
 struct Oracle {
   std::vector<double> y, tolerance;  // [tokens][rows]
@@ -170,6 +170,23 @@ bool Tally::print() const {
     ok &= e.failures == 0;
   }
   return ok;
+}
+
+Moved moved_by(const std::vector<double>& wanted, std::mt19937& random, bool in_int8,
+               const std::function<std::vector<double>(Roundings&)>& oracle) {
+  Moved moved = {0.0, 0.0};
+  for (int draw = 0; draw < 4; ++draw) {
+    Roundings rounding(&random, in_int8);
+    const std::vector<double> y = oracle(rounding);
+    double squares = 0.0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double difference = std::fabs(y[i] - wanted[i]);
+      moved.most = std::max(moved.most, difference);
+      squares += difference * difference;
+    }
+    if (!y.empty()) moved.typical = std::max(moved.typical, std::sqrt(squares / double(y.size())));
+  }
+  return moved;
 }
 
 Call random_call(std::mt19937& random) {

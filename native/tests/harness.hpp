@@ -59,6 +59,37 @@ class Tally {
   Entry& entry(const std::string& family, Isa isa);
 };
 
+constexpr double kRoundoff = 1.0 / (1 << 24);  // of one fp32 operation
+
+// What a network makes of the roundings inside of it cannot be said by a fixed number: norms divide by what may be
+// small, gates multiply, softmax follows the largest. So an oracle of a whole network takes a `Roundings` and gives it
+// every intermediate result with the most by which it may be off there. With a generator results are moved by random
+// numbers within these bounds, without one they stay.
+class Roundings {
+ public:
+  explicit Roundings(std::mt19937* random, bool in_int8 = false) : random_(random), in_int8_(in_int8) {}
+  double within(double v, double bound) {
+    if (!random_) return v;
+    return v + bound * std::uniform_real_distribution<double>(-1.0, 1.0)(*random_);
+  }
+  double of(double v, double roundings) { return within(v, roundings * kRoundoff * (v < 0 ? -v : v)); }
+  // A number that int8 stores beside others up to `largest`: off by half a step.
+  double stored(double v, double largest) { return in_int8_ ? within(v, largest / 127 / 2) : v; }
+  bool in_int8() const { return in_int8_; }
+
+ private:
+  std::mt19937* random_;
+  bool in_int8_;
+};
+
+// By how much a network may miss `wanted`: the largest difference, and the largest root of the mean square, that a few
+// draws of such roundings make.
+struct Moved {
+  double most, typical;
+};
+Moved moved_by(const std::vector<double>& wanted, std::mt19937& random, bool in_int8,
+               const std::function<std::vector<double>(Roundings&)>& oracle);
+
 // A random call: any of the token counts, strides, bias, activations and scales that matter.
 Call random_call(std::mt19937& random);
 
@@ -89,6 +120,8 @@ void check_row_groups(Tally& tally);
 void fuzz_row_groups(std::mt19937& random, Tally& tally);
 void check_encoder(Tally& tally);
 void fuzz_encoder(std::mt19937& random, Tally& tally);
+void check_decoder(Tally& tally);
+void fuzz_decoder(std::mt19937& random, Tally& tally);
 void check_few(Tally& tally);
 void fuzz_few(std::mt19937& random, Tally& tally);
 void check_few_int(Tally& tally);
