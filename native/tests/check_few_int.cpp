@@ -45,8 +45,14 @@ void check_packing(const std::string& family, int64_t rows, int64_t columns, boo
   std::vector<float> bias(static_cast<size_t>(rows));
   for (float& b : bias) b = normal(random);
   const auto wanted = run(*pack(reference::few_int_kernel), x, call, bias, 1);
-  for (const Isa isa : isas_to_check()) {
-    const auto packed = pack(few_int_kernel(isa, has_offsets));
+  std::vector<std::pair<Isa, FewIntKernel>> kernels;
+  for (const Isa isa : isas_to_check()) kernels.push_back({isa, few_int_kernel(isa, has_offsets)});
+#if defined(GOSSAMER_X86) && !defined(GOSSAMER_EMULATED_AVX512)
+  // Where there is a faster one, too.
+  if (!has_offsets && has_extension("avx512vnni")) kernels.push_back({Isa::avx512, avx512vnni::few_int_kernel});
+#endif
+  for (const auto& [isa, kernel] : kernels) {
+    const auto packed = pack(kernel);
     const auto y = run(*packed, x, call, bias, 1), again = run(*packed, x, call, bias, 2);
     const double magnitude = 20.0 * call.scale * (std::sqrt(double(columns)) + 1.0) + 1e-30;
     std::string fault;

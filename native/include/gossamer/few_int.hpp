@@ -63,6 +63,7 @@ using FewIntKernel = void (*)(const FewIntView&, const LinearCall&, int64_t firs
 
 namespace reference { extern const FewIntKernel few_int_kernel; }
 namespace avx2 { extern const FewIntKernel few_int_kernel; }
+namespace avx512vnni { extern const FewIntKernel few_int_kernel; }
 namespace avx512vbmi2 { extern const FewIntKernel few_int_kernel; }
 
 }  // namespace gossamer

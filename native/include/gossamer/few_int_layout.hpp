@@ -40,7 +40,7 @@ struct OffsetWeight {
 
 FewIntLayout pack_offset_layout(const OffsetWeight& weight);
 
-// The kernel for an instruction set: AVX-512 with VBMI2 and VNNI, AVX2, or the reference. Offsets have no
+// The kernel for an instruction set: AVX-512 with VNNI, AVX2, or the reference. Offsets have no
 // AVX-512 kernel of their own: AVX2 runs there, too.
 FewIntKernel few_int_kernel(Isa isa, bool has_offsets = false);
 

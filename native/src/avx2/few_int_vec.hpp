@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "gossamer/few_int.hpp"
+#include "simd/byte_ranks.hpp"
 
 namespace gossamer::avx2 {
 namespace {
@@ -60,24 +61,6 @@ inline float quantise_step(const float* x, int64_t count, uint8_t* bytes, float*
   return scale;
 }
 
-// By mask of 8 columns, for each column: where its value stands among the kept ones. Dropped columns have
-// the top bit, which byte shuffles and blends read. The second half of 16 bytes has its own.
-struct RankTable {
-  uint8_t of[2][256][8];
-  constexpr RankTable() : of() {
-    for (int mask = 0; mask < 256; ++mask) {
-      int kept = 0;
-      for (int j = 0; j < 8; ++j) {
-        const bool keeps = mask >> j & 1;
-        of[0][mask][j] = static_cast<uint8_t>(keeps ? kept : 0x80);
-        of[1][mask][j] = static_cast<uint8_t>(keeps ? 8 + kept : 0x80);
-        kept += keeps;
-      }
-    }
-  }
-};
-constexpr RankTable ranks;
-
 inline __m128i two_words(const uint8_t* low, const uint8_t* high) {
   int64_t words[2];
   std::memcpy(words, low, 8), std::memcpy(words + 1, high, 8);
@@ -92,7 +75,7 @@ __attribute__((always_inline)) inline __m256i expand(const uint8_t*& kept, uint3
     const uint32_t low = mask >> (16 * i) & 255, high = mask >> (16 * i + 8) & 255;
     const uint8_t* second = kept + __builtin_popcount(low);
     bytes[i] = two_words(kept, second);
-    rank[i] = two_words(ranks.of[0][low], ranks.of[1][high]);
+    rank[i] = two_words(byte_ranks.of[low], byte_ranks.second[high]);
     kept = second + __builtin_popcount(high);
   }
   const __m256i rank32 = _mm256_set_m128i(rank[1], rank[0]);

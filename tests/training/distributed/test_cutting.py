@@ -156,6 +156,46 @@ def test_a_parameter_that_no_stage_would_own_is_refused():
         cut(zoo_gpt(), 2, (IDS,), chain=chain)
 
 
+WHOLE_GPT = Chain("blocks", ("tokens", "positions"), ("norm", "head"))
+DECODER = Chain(
+    "model.layers",
+    ("model.embed_tokens",),
+    ("model.norm", "lm_head"),
+    entry="inputs_embeds",
+    output=("logits",),
+    keywords=(("use_cache", False),),
+)
+
+
+class LoudGPT(GPT):
+    """Scales its logits outside of its modules."""
+
+    def forward(self, ids_BT, **keywords):
+        return 3 * super().forward(ids_BT, **keywords)
+
+
+def test_a_chain_that_is_right_is_taken():
+    assert cut(zoo_gpt(), 2, (IDS,), chain=WHOLE_GPT).chain == WHOLE_GPT
+    llama = hugging_face("LlamaForCausalLM", "LlamaConfig", **LLAMA)()
+    assert cut(llama, 2, (IDS,), chain=DECODER).num_stages == 2
+
+
+@pytest.mark.parametrize("name", ["Gemma2", "Granite"])
+def test_a_chain_of_a_model_that_scales_outside_of_it_is_refused(name):
+    factor = {"embedding_multiplier": 3.0} if name == "Granite" else {"head_dim": 8}
+    model = hugging_face(f"{name}ForCausalLM", f"{name}Config", **LLAMA, **factor)()
+    with pytest.raises(
+        InputError, match=r"gives other results .* would run in every stage.* Its f"
+    ):
+        cut(model, 2, (IDS,), chain=DECODER)
+
+
+def test_a_model_of_ones_own_that_scales_outside_of_its_chain_is_refused():
+    model = LoudGPT(50, width=12, num_heads=2, num_layers=5, context=16, tied=True)
+    with pytest.raises(InputError, match="LoudGPT gives other results"):
+        cut(model, 2, (IDS,), chain=WHOLE_GPT)
+
+
 def test_a_chain_that_names_nothing_is_refused():
     with pytest.raises(InputError, match="GPT has no module 'floors'"):
         cut(zoo_gpt(), 2, (IDS,), chain=Chain("floors"))

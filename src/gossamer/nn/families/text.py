@@ -44,10 +44,17 @@ def starts_after_padding(config: Any) -> bool:
     return config.model_type in _AFTER_PADDING
 
 
-def num_positions(config: Any) -> int:
-    """Tokens of the longest sequence that a model of this configuration takes."""
+def num_positions(config: Any, default: int | None = None) -> int:
+    """Tokens of the longest sequence that a model of this configuration takes.
+
+    Args:
+        config: of transformers.
+        default: for one that does not say; None: that is an error.
+    """
     found = [getattr(config, name, None) for name in _POSITIONS]
     known = [int(number) for number in found if number]
+    if not known and default is not None:
+        return default
     if not known:
         raise InputError(
             "the configuration of this model does not say how many positions it has; expected one"

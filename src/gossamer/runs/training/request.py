@@ -23,6 +23,7 @@ from gossamer.data.tasks import (
 from gossamer.errors import InputError, RecipeError
 from gossamer.io import read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
+from gossamer.nn.families.text import DECODER_HEADS, is_decoder, num_positions
 from gossamer.nn.layers.tables.late_rows import late_rows
 from gossamer.recipes import Recipe
 from gossamer.recipes.stages import Train
@@ -142,7 +143,31 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
             f"--model: the function must return a torch module or a gossamer.data.tasks.Task, got"
             f" {type(made).__name__}."
         )
+    if train.task in ("text", "labels") or "vocabulary" in task.sizes:
+        _check_reader(made, train.task, task.sizes["vocabulary"])
     return replace(task, model=made)
+
+
+def _check_reader(model: nn.Module, task: str, vocabulary: int) -> None:
+    """Refuse a model of transformers that cannot learn from these tokens, before it is called."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "model_type"):
+        return  # a class of the user's own, which may do anything
+    kind = type(model).__name__
+    if task == "text" and not is_decoder(model):
+        raise InputError(
+            f"--model: task text trains models that give logits of the next token and see none of"
+            f" those behind it, whose classes end in {' or '.join(DECODER_HEADS)}; got a {kind}."
+        )
+    known = getattr(config.get_text_config(), "vocab_size", None)
+    if not isinstance(known, int):
+        raise InputError(f"--model: task {task} gives tokens, and a {kind} reads none.")
+    if vocabulary > known:
+        raise InputError(
+            f"--model: these data have {vocabulary} tokens, and this {kind} knows {known}. Put the"
+            f" {TOKENIZER_FILE} of the model into its folder, or set data.vocabulary to at most"
+            f" {known}."
+        )
 
 
 def _graph_settings(train: Train) -> GraphTaskSettings:
@@ -171,6 +196,8 @@ def _words_task(request: TrainRequest, made: Any, saved_tokenizer: bytes | None)
     context = getattr(made, "context", None)
     if made is None or train.model is not None:
         context = context_of(architecture_of(train))
+    elif context is None and hasattr(getattr(made, "config", None), "model_type"):
+        context = min(DEFAULT_CONTEXT, num_positions(made.config, DEFAULT_CONTEXT))
     settings = data.model_dump(exclude={"clicks", "graph"})
     tokenizer = _beside(request, TOKENIZER_FILE)
     if tokenizer is not None:

@@ -241,14 +241,20 @@ def cut(
         num_stages: at most as many as layers.
         example: positional arguments of the model's forward, to count its arithmetic with.
         keywords: keyword arguments to go with it.
-        chain: where the layers are; found by the model's class if not given.
+        chain: where the layers are; found by the model's class if not given. One that is given is
+            tried: stages one behind the other must give what the model gives for the example.
     """
+    is_told = chain is not None
     chain, links = find_links(model, num_stages, chain)
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     training = model.training
     try:
         with torch.no_grad(), counter:
-            model.eval()(*example, **(keywords or {}))
+            whole = model.eval()(*example, **(keywords or {}))
+        if is_told:
+            _try_chain(
+                model, PipelineCut(chain, links, (), _halves(links), ()), whole, example, keywords
+            )
     finally:
         model.train(training)
     counts, root = counter.get_flop_counts(), type(model).__name__
@@ -276,6 +282,55 @@ def cut(
         if len(names) > 1
     )
     return PipelineCut(chain, links, costs, bounds, tied)
+
+
+def _halves(links: Links) -> Bounds:
+    """Two stages: what runs outside of the chain then runs twice. One, where there is one link."""
+    middle = (len(links) + 1) // 2
+    return tuple(ends for ends in ((0, middle), (middle, len(links))) if ends[0] < ends[1])
+
+
+def _try_chain(
+    model: nn.Module,
+    halves: PipelineCut,
+    whole: Any,
+    example: tuple[Any, ...],
+    keywords: dict[str, Any] | None,
+) -> None:
+    """Refuse a chain whose stages compute something else than the model.
+
+    What a model does outside of its links, such as scaling embeddings or capping logits, every
+    stage would do.
+    """
+    passed = example
+    with torch.no_grad():
+        for index in range(halves.num_stages):
+            passed = (halves.stage(model, index)(*passed, **(keywords or {})),)
+    (found,) = passed
+    expected = next(
+        (
+            t
+            for name in halves.chain.output
+            if isinstance(t := getattr(whole, name, None), torch.Tensor)
+        ),
+        whole,
+    )
+    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        raise InputError(
+            f"pipeline: stages must give one tensor, and {type(model).__name__} cut by this chain"
+            f" gives a {type(found).__name__}. Name the attribute that holds it in Chain.output."
+        )
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    same = found.shape == expected.shape
+    off = float((found - expected).abs().max()) if same and expected.numel() else 0.0
+    # Roundings may fall otherwise, by kernels for other shapes; what runs twice is no rounding.
+    if not same or not off <= 1e-3 * max(largest, 1e-30):
+        raise InputError(
+            f"pipeline: cut by this chain, {type(model).__name__} gives other results (off by"
+            f" {off:.3g} of {largest:.3g}): something that it computes outside of the chain's"
+            f" modules would run in every stage.{why_not(model, 'chains')} Move it into a module"
+            " that the chain names."
+        )
 
 
 def _formulas() -> dict[Any, Any]:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of the integer kernels for few tokens: activations to bytes, weights to bytes, lanes to sums.
+// Pieces of the integer kernels for few tokens on vectors of 64 bytes: activations to bytes, weights to bytes, lanes to
+// sums. Kept bytes are spread to their columns by one instruction where the file is compiled for VBMI2, else by shuffles.
 #pragma once
 #include <immintrin.h>
 
@@ -7,7 +8,8 @@
 
 #include "gossamer/few_int.hpp"
 
-namespace gossamer::avx512vbmi2 {
+namespace gossamer {
+namespace {
 
 // 16 floats, zeros behind the last of `count`.
 inline __m512 load_some(const float* x, int64_t count) {
@@ -53,18 +55,63 @@ inline __m512i stored_zero() {
   return _mm512_set1_epi8(static_cast<char>(kInt4 ? 8 : 128));
 }
 
+#ifdef __AVX512VBMI2__
+// Bytes from `kept` on at the columns of `mask`, `fill` elsewhere.
+inline __m512i spread(const uint8_t* kept, uint64_t mask, __m512i fill) {
+  return _mm512_mask_expand_epi8(fill, mask, _mm512_loadu_si512(kept));
+}
+inline __m512i spread(__m512i kept, uint64_t mask, __m512i fill) { return _mm512_mask_expand_epi8(fill, mask, kept); }
+#else
+inline __m128i two_words(const uint8_t* low, const uint8_t* high) {
+  int64_t words[2];
+  std::memcpy(words, low, 8), std::memcpy(words + 1, high, 8);
+  return _mm_set_epi64x(words[1], words[0]);
+}
+
+// The same by shuffles: each eight columns get the eight kept bytes from where theirs begin, and each column takes the
+// one that is as far behind as it has kept columns before it. Gathers took three times as long where they are mitigated.
+__attribute__((always_inline)) inline __m512i spread(const uint8_t* kept, uint64_t mask, __m512i fill) {
+  __m128i bytes[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const int at = 16 * i;
+    bytes[i] = two_words(kept + (at ? __builtin_popcountll(mask << (64 - at)) : 0), kept + __builtin_popcountll(mask << (56 - at)));
+  }
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes[0]), bytes[1], 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes[2]), bytes[3], 1);
+  const __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  // The mask of its eight columns for every column, less its own bit and those behind it, and how many are left.
+  const __m512i own = _mm512_set_epi64(0x0707070707070707, 0x0606060606060606, 0x0505050505050505, 0x0404040404040404,
+                                       0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+  const __m512i before = _mm512_and_si512(_mm512_shuffle_epi8(_mm512_set1_epi64(static_cast<int64_t>(mask)), own),
+                                          _mm512_set1_epi64(0x7f3f1f0f07030100));
+  const __m512i counts = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));
+  const __m512i half = _mm512_set1_epi8(15);
+  const __m512i few = _mm512_shuffle_epi8(counts, _mm512_and_si512(before, half));
+  const __m512i more = _mm512_shuffle_epi8(counts, _mm512_and_si512(_mm512_srli_epi16(before, 4), half));
+  // Of 16 bytes the second eight are counted from 8.
+  const __m512i second = _mm512_set_epi64(0x0808080808080808, 0, 0x0808080808080808, 0, 0x0808080808080808, 0, 0x0808080808080808, 0);
+  const __m512i rank = _mm512_add_epi8(_mm512_add_epi8(few, more), second);
+  return _mm512_mask_blend_epi8(mask, fill, _mm512_shuffle_epi8(words, rank));
+}
+inline __m512i spread(__m512i kept, uint64_t mask, __m512i fill) {
+  alignas(64) uint8_t bytes[kIntStep + 8] = {};  // eight are read behind the last
+  _mm512_store_si512(bytes, kept);
+  return spread(bytes, mask, fill);
+}
+#endif
+
 // The next 64 columns as they are stored; `values` moves on. kDense: no mask.
 template <bool kInt4, bool kDense>
 __attribute__((always_inline)) inline __m512i next_weights(const uint8_t*& values, const uint64_t* mask) {
-  const __m512i stored = kInt4 ? nibbles(values) : _mm512_loadu_si512(values);
+  const uint8_t* from = values;
   if (kDense) {
     values += kInt4 ? kIntStep / 2 : kIntStep;
-    return stored;
+    return kInt4 ? nibbles(from) : _mm512_loadu_si512(from);
   }
-  const uint64_t kept = *mask;
-  const int64_t count = __builtin_popcountll(kept);
+  const int64_t count = __builtin_popcountll(*mask);
   values += kInt4 ? (count + 1) / 2 : count;
-  return _mm512_mask_expand_epi8(stored_zero<kInt4>(), kept, stored);
+  return kInt4 ? spread(nibbles(from), *mask, stored_zero<kInt4>()) : spread(from, *mask, stored_zero<kInt4>());
 }
 
 // The next twice 64 columns, of which int4 has one in the low and one in the high nibbles.
@@ -75,17 +122,19 @@ __attribute__((always_inline)) inline void next_two(const uint8_t*& values, cons
     w[1] = next_weights<kInt4, kDense>(values, kDense ? nullptr : mask + 1);
     return;
   }
-  const __m512i low = _mm512_set1_epi8(15), stored = _mm512_loadu_si512(values);
-  w[0] = _mm512_and_si512(stored, low);
-  w[1] = _mm512_and_si512(_mm512_srli_epi16(stored, 4), low);
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512i first = _mm512_loadu_si512(values), second = first;
   if (kDense) {
     values += kIntStep;
-    return;
+  } else {
+    const __m512i zeros = _mm512_set1_epi8(static_cast<char>(0x88));
+    first = spread(values, mask[0], zeros);
+    second = spread(values, mask[1], zeros);
+    const int64_t counts[2] = {__builtin_popcountll(mask[0]), __builtin_popcountll(mask[1])};
+    values += counts[0] > counts[1] ? counts[0] : counts[1];
   }
-  const int64_t counts[2] = {__builtin_popcountll(mask[0]), __builtin_popcountll(mask[1])};
-  values += counts[0] > counts[1] ? counts[0] : counts[1];
-  w[0] = _mm512_mask_expand_epi8(stored_zero<kInt4>(), mask[0], w[0]);
-  w[1] = _mm512_mask_expand_epi8(stored_zero<kInt4>(), mask[1], w[1]);
+  w[0] = _mm512_and_si512(first, low);
+  w[1] = _mm512_and_si512(_mm512_srli_epi16(second, 4), low);
 }
 
 // The int4 scales of 16 steps of a row.
@@ -120,4 +169,5 @@ inline __m512 sums_of(const __m512* v) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
 }
 
-}  // namespace gossamer::avx512vbmi2
+}  // namespace
+}  // namespace gossamer
