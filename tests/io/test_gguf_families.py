@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "llama": "llama",
     "llama3 rope": "llama",
     "linear rope": "llama",
+    "yarn rope": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "phi3": "phi3",
@@ -115,7 +116,18 @@ def test_every_type_that_the_package_dequantises_is_read():
     [
         (lambda w: w.add_sliding_window_pattern([True]), "true or false for each of 3 blocks"),
         (lambda w: w.add_expert_count(4), "expert_count cannot be read"),
-        (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "rope scaling 'yarn'"),
+        (lambda w: w.add_string("gemma3.rope.scaling.type", "su"), "rope scaling 'su'"),
+        (
+            lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+            "rope.scaling.factor must be a positive number",
+        ),
+        (
+            lambda w: (
+                w.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+                w.add_rope_scaling_yarn_ext_factor(0.5),
+            ),
+            "yarn_ext_factor 0.5 cannot be read",
+        ),
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.ones(5, np.float32)),
             "have no place in a Gemma3ForCausalLM",

@@ -265,7 +265,7 @@ REFUSED = {
     "alignment": (changed(general__alignment=(UINT32, 33)), "power of two"),
     "alignment-zero": (changed(general__alignment=(UINT32, 0)), "power of two"),
     "heads": (changed(llama__attention__head_count_kv=(UINT32, 3)), "do not make a Llama"),
-    "rope-scaling": (changed(llama__rope__scaling__type=(STRING, "yarn")), "rope scaling"),
+    "rope-scaling": (changed(llama__rope__scaling__type=(STRING, "su")), "rope scaling"),
     "experts": (changed(llama__expert_count=(UINT32, 8)), "expert_count"),
     "eps": (changed(llama__attention__layer_norm_rms_epsilon=(FLOAT32, float("nan"))), "positive"),
     "missing": (without("blk.1.ffn_up.weight"), "'blk.1.ffn_up.weight' is missing"),
@@ -305,7 +305,7 @@ def test_hostile_files_are_refused_before_memory_is_taken(tmp_path, case, monkey
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model", (STRING, "llama"), "tokenizer 'llama'"),
+        ("model", (STRING, "t5"), "tokenizer 't5'"),
         ("pre", (STRING, "no-such"), "pre-tokenizer 'no-such'"),
         ("tokens", (STRING, "x"), "no list of texts"),
         ("tokens", (ARRAY, [1, 2], INT32), "no list of texts"),
@@ -326,7 +326,7 @@ def test_tokenizers_that_are_refused(tmp_path, key, value, message):
 
 def test_a_tokenizer_in_the_folder_stands_in(tmp_path):
     file = tiny_gguf()
-    file.settings["tokenizer.ggml.model"] = (STRING, "llama")
+    file.settings["tokenizer.ggml.model"] = (STRING, "t5")
     path = file.write(tmp_path / "m.gguf")
     with pytest.raises(ArtifactError, match="in the folder of the file"):
         read_beside(path)

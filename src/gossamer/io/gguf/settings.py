@@ -211,11 +211,43 @@ def _rope(settings: _Settings, names: Any, head_width: int) -> dict[str, Any]:
     factor = settings.get("rope.scaling.factor")
     if scaling == "linear" or (scaling == "none" and factor not in (None, 0.0, 1.0)):
         rope |= {"rope_type": "linear", "factor": settings.read("rope.scaling.factor", kind=float)}
+    elif scaling == "yarn":
+        rope |= _yarn(settings)
     elif scaling not in ("none", "longrope"):
         raise ArtifactError(f"{settings.where}: rope scaling {ascii(scaling)[:40]} cannot be read.")
     if names.local_theta is None:
         return rope
     return {_LOCAL: {"rope_type": "default", "rope_theta": names.local_theta}, _GLOBAL: rope}
+
+
+# What changes yarn, and the value at which it changes nothing.
+_YARN_PLAIN = {
+    "attn_factor": 1.0,
+    "yarn_ext_factor": 1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_log_multiplier": 0.0,
+}
+
+
+def _yarn(settings: _Settings) -> dict[str, Any]:
+    """Frequencies that are stretched the more, the slower they are."""
+    for name, plain in _YARN_PLAIN.items():
+        found = settings.get(f"rope.scaling.{name}", plain)
+        if found != plain:
+            raise ArtifactError(
+                f"{settings.where}: yarn with rope.scaling.{name} {ascii(found)[:40]} cannot be"
+                f" read; expected {plain} or nothing."
+            )
+    original = "rope.scaling.original_context_length"
+    rope = {
+        "rope_type": "yarn",
+        "factor": settings.read("rope.scaling.factor", kind=float),
+        "original_max_position_embeddings": settings.read(original),
+    }
+    for end in ("beta_fast", "beta_slow"):
+        if settings.get(f"rope.scaling.yarn_{end}") is not None:
+            rope[end] = settings.read(f"rope.scaling.yarn_{end}", kind=float)
+    return rope
 
 
 def _layer_types(pattern: Any, num_layers: int, where: str) -> list[str]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer in a gguf file, as the files that transformers reads. Byte-level BPE only.
+"""The tokenizer in a gguf file, as the files that transformers reads.
 
-How text is cut before merging is a name in the file; it is looked up in a closed table, because a
-wrong cut gives other tokens without any error.
+Byte-level BPE: how text is cut before merging is a name in the file; it is looked up in a closed
+table, because a wrong cut gives other tokens without any error. Sentencepiece models merge by
+scores, and spell what they do not know in bytes (`sentencepiece.py`).
 """
 
 import json
@@ -11,9 +12,10 @@ from typing import Any
 
 from gossamer.errors import ArtifactError
 from gossamer.io.gguf.header import open_gguf
+from gossamer.io.gguf.sentencepiece import BLANK, sentencepiece_steps
 from gossamer.io.safe_files.documents import pretty_json
 
-_MODEL = "gpt2"
+_BYTE_LEVEL_MODEL, _SENTENCEPIECE = "gpt2", "llama"
 _BYTE_LEVEL = {
     "type": "ByteLevel",
     "add_prefix_space": False,
@@ -42,6 +44,7 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "qwen2": _cut_by_words(r"\p{N}"),
 }
 _CONTROL, _USER_DEFINED = 3, 4
+_TEMPLATE = "tokenizer.chat_template"
 _SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -56,11 +59,13 @@ def gguf_tokenizer_files(path: os.PathLike[str] | str) -> dict[str, bytes]:
     file.close()
     settings, where = header.settings, str(path)
     model, cut = (settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    if model != _MODEL or not isinstance(cut, str) or cut not in _PRE_TOKENIZERS:
+    is_known = model == _SENTENCEPIECE or (model == _BYTE_LEVEL_MODEL and cut in _PRE_TOKENIZERS)
+    if not is_known:
         raise ArtifactError(
             f"{where}: tokenizer {ascii(model)[:40]} with pre-tokenizer {ascii(cut)[:40]} cannot be"
-            f" read; known: {_MODEL!r} with {', '.join(map(repr, _PRE_TOKENIZERS))}. Put the"
-            " tokenizer.json of the model in the folder of the file."
+            f" read; known: {_SENTENCEPIECE!r}, {_BYTE_LEVEL_MODEL!r} with"
+            f" {', '.join(map(repr, _PRE_TOKENIZERS))}. Put the tokenizer.json of the model in the"
+            " folder of the file."
         )
     tokens = _texts(settings, "tokenizer.ggml.tokens", where)
     return {
@@ -73,16 +78,29 @@ def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ArtifactError(f"{where}: a token appears twice in tokenizer.ggml.tokens.")
-    cut = settings["tokenizer.ggml.pre"]
-    steps = _PRE_TOKENIZERS[cut]
+    if settings["tokenizer.ggml.model"] == _SENTENCEPIECE:
+        steps = sentencepiece_steps(settings, vocabulary, where)
+    else:
+        steps = _byte_level_steps(settings, vocabulary, where)
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": _added(tokens, settings, where),
-        "normalizer": {"type": "NFC"} if cut == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "post_processor": _post_processor(settings, tokens, where),
+        **steps,
+    }
+    return json.dumps(content, ensure_ascii=False).encode("utf-8")
+
+
+def _byte_level_steps(
+    settings: dict[str, Any], vocabulary: dict[str, int], where: str
+) -> dict[str, Any]:
+    """Every byte is a sign of its own, so that there is nothing that is not known."""
+    cut = settings["tokenizer.ggml.pre"]
+    return {
+        "normalizer": {"type": "NFC"} if cut == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[cut]},
         "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
@@ -97,7 +115,6 @@ def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes
             "merges": _merges(vocabulary, settings, where),
         },
     }
-    return json.dumps(content, ensure_ascii=False).encode("utf-8")
 
 
 def _config(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
@@ -112,9 +129,14 @@ def _config(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
         number = _special(settings, key, tokens, where)
         if number is not None:
             content[name] = tokens[number]
-    template = settings.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        # Text for whoever formats chats; it is not looked into here.
+    # Text for whoever formats chats; it is not looked into here.
+    template, further = settings.get(_TEMPLATE), settings.get(f"{_TEMPLATE}s")
+    names = further if isinstance(further, list) else []
+    named = {name: settings.get(f"{_TEMPLATE}.{name}") for name in names}
+    if isinstance(template, str) and named:
+        named = {"default": template, **named}
+        content["chat_template"] = [{"name": n, "template": t} for n, t in named.items()]
+    elif isinstance(template, str):
         content["chat_template"] = template
     return pretty_json(content)
 
@@ -133,8 +155,11 @@ def _special(settings: dict[str, Any], key: str, tokens: list[str], where: str) 
 def _post_processor(
     settings: dict[str, Any], tokens: list[str], where: str
 ) -> dict[str, Any] | None:
-    """Puts the first token before every text, where the file says so; Llama 3 does unless told."""
-    usual = settings["tokenizer.ggml.pre"] == _LLAMA_BPE
+    """Puts the first token before every text, where the file says so; Llamas do unless told."""
+    usual = (
+        settings["tokenizer.ggml.model"] == _SENTENCEPIECE
+        or settings.get("tokenizer.ggml.pre") == _LLAMA_BPE
+    )
     if not settings.get("tokenizer.ggml.add_bos_token", usual):
         return None
     number = _special(settings, "bos_token_id", tokens, where)
@@ -177,7 +202,8 @@ def _added(tokens: list[str], settings: dict[str, Any], where: str) -> list[dict
             "special": kind == _CONTROL,
         }
         for number, kind in enumerate(kinds)
-        if kind in (_CONTROL, _USER_DEFINED)
+        # Runs of blanks are merged like other pieces: no text has them as they are written.
+        if kind == _CONTROL or (kind == _USER_DEFINED and BLANK not in tokens[number])
     ]
 
 
