@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of families that no table of ours has: through the commands, from end to end."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -129,3 +130,35 @@ def test_a_model_is_trained_in_its_own_tokens(gossamer_cli, tmp_path):
     assert done.code == 2
     assert "has a tokenizer of its own" in done.err
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("T5", "whose classes end in ForCausalLM or LMHeadModel; got a T5ForConditionalGeneration"),
+        ("ViT", "whose classes end in ForCausalLM or LMHeadModel; got a ViTForImageClassification"),
+        ("BERT", "see none of those behind it"),
+        ("Mamba", "these data have 256 tokens, and this MambaForCausalLM knows 101"),
+    ],
+)
+def test_models_that_cannot_learn_from_a_text_are_named(gossamer_cli, tmp_path, title, words):
+    row = next(row for row in ARCHITECTURES if row.title == title)
+    make(row).save_pretrained(tmp_path / "hf")
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 400)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(more=""))
+    call = ("train", tmp_path / "recipe.yaml", "--model", tmp_path / "hf")
+    done = gossamer_cli(*call, "--data", tmp_path / "text.txt", "-o", tmp_path / "out")
+    assert done.code == 2
+    assert words in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_are_no_longer_than_the_positions_of_a_model(gossamer_cli, tmp_path):
+    row = next(row for row in ARCHITECTURES if row.title == "GPT-2")
+    large = {**row.settings, "vocab_size": 256}
+    make(dataclasses.replace(row, settings=large)).save_pretrained(tmp_path / "hf")
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 400)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(more=""))
+    call = ("train", tmp_path / "recipe.yaml", "--model", tmp_path / "hf")
+    done = gossamer_cli(*call, "--data", tmp_path / "text.txt", "-o", tmp_path / "out")
+    assert done.code == 0, done.err

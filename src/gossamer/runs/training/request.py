@@ -143,7 +143,7 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
             f"--model: the function must return a torch module or a gossamer.data.tasks.Task, got"
             f" {type(made).__name__}."
         )
-    if train.task in ("text", "labels") or "vocabulary" in task.sizes:
+    if "vocabulary" in task.sizes:
         _check_reader(made, train.task, task.sizes["vocabulary"])
     return replace(task, model=made)
 
