@@ -12,16 +12,21 @@ from torch import Tensor, bfloat16, float32
 from gossamer.errors import ResourceError
 from gossamer.ops import _native
 
-__all__ = ["drop_results", "new_result", "result_bytes"]
+__all__ = ["drop_results", "is_large", "new_result", "result_bytes"]
 
 # Smaller arrays stay with malloc, which keeps them.
 _LEAST_BYTES = 4 << 20
 
 
+def is_large(like: Tensor, rows: int, width: int) -> bool:
+    """Whether memory of such a result is used again."""
+    is_native = like.device.type == "cpu" and like.dtype in (float32, bfloat16)
+    return is_native and rows * width * like.element_size() >= _LEAST_BYTES
+
+
 def new_result(like: Tensor, rows: int, width: int) -> Tensor:
     """An uninitialised tensor [rows, width] of the dtype and device of another."""
-    is_native = like.device.type == "cpu" and like.dtype in (float32, bfloat16)
-    if is_native and rows * width * like.element_size() >= _LEAST_BYTES:
+    if is_large(like, rows, width):
         try:
             return _native.new_result(rows, width, like.dtype is bfloat16)
         except ResourceError:  # torch says so in the words that the ops know
