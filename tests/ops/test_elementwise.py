@@ -16,6 +16,7 @@ ROWS, WIDTH = 1100, 1001  # 4.2 MiB
 PAIRS = {
     "relu": (elementwise.relu, F.relu),
     "elu": (lambda x: elementwise.elu(x, 0.7), lambda x: F.elu(x, 0.7)),
+    "add": (lambda x: elementwise.add(x, 2 * x), lambda x: x + 2 * x),
     "dropout": (lambda x: elementwise.dropout(x, 0.3), lambda x: F.dropout(x, 0.3)),
 }
 both = pytest.mark.parametrize("name", PAIRS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands between layers of a large graph: ReLU, ELU and dropout, in memory that is used again.
+"""ReLU, ELU, dropout and sums between products of large graphs, in memory that is used again.
 
 torch maps and clears the pages of each large result anew, which takes several times as long as the
 function itself (`ops/results.py`). These compute with torch's own kernels into such results,
@@ -16,7 +16,7 @@ from gossamer.ops.addresses import direct_address
 from gossamer.ops.calls import is_traced
 from gossamer.ops.results import is_large, new_result
 
-__all__ = ["dropout", "elu", "relu"]
+__all__ = ["add", "dropout", "elu", "relu"]
 
 _aten = torch.ops.aten
 
@@ -33,10 +33,11 @@ class _Relu(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return grad * (y > 0)
+            passed: Tensor = grad * (y > 0)
+            return passed
         dx: Tensor = _aten.threshold_backward.grad_input(grad, y, 0, grad_input=_like(y))
         return dx
 
@@ -50,7 +51,7 @@ class _Elu(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _aten.elu_backward(grad, *ctx.settings, x), None
@@ -65,11 +66,21 @@ class _Dropout(torch.autograd.Function):
         return torch.mul(x, keep, out=_like(x))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return grad * keep, None
         return torch.mul(grad, keep, out=_like(keep)), None
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return torch.add(x, y, out=_like(x))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad
 
 
 def _runs_here(x: Tensor) -> bool:
@@ -106,3 +117,11 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
         return F.dropout(x, p, training, inplace)
     y: Tensor = _Dropout.apply(x, p)  # type: ignore[no-untyped-call]
     return y
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """`x + y`."""
+    if x.shape != y.shape or x.dtype is not y.dtype or not (_runs_here(x) and _runs_here(y)):
+        return x + y
+    total: Tensor = _Add.apply(x, y)  # type: ignore[no-untyped-call]
+    return total

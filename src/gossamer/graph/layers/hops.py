@@ -100,6 +100,7 @@ class LightGCN(GraphLayer):
         found = self._graph(graph, edge_weight, x.shape[0], x.shape[0])
         propagation = found.matrix("gcn" if self.normalise else "none")
         self.choice = _NOTHING
+        self._kept.reread(x)
         z = total = x
         for _ in range(self.hops):
             z = propagation(z)

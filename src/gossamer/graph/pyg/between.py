@@ -50,7 +50,7 @@ def _enter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     mode = _Between() if is_large and not torch.compiler.is_compiling() else None
     modes.append((model, mode))
     if mode is not None:
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def _leave(model: nn.Module, args: object, output: object) -> None:
