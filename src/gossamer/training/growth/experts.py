@@ -21,7 +21,7 @@ from gossamer.errors import InputError
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.experts import GroupedLinear
 from gossamer.nn.moe import MoE, has_experts, moe_layers
-from gossamer.training.growth.plan import Growth, StatePlan, check_memory, refuse_wrapped
+from gossamer.training.growth.plan import Growth, SlotPlan, check_memory, refuse_wrapped
 from gossamer.training.growth.slots import GrownParameter, make_sparse, noise_on, numbers_of
 from gossamer.training.growth.tensors import Axes, Factors, grown_tensor
 
@@ -35,7 +35,7 @@ def plan_experts(
     optimizers: Sequence[torch.optim.Optimizer],
     growth: Growth,
     copies: int = 1,
-) -> StatePlan:
+) -> SlotPlan:
     """What more experts mean for `model`; everything that can be refused is refused here."""
     refuse_wrapped(model)
     fresh = Growth()
@@ -63,7 +63,7 @@ def plan_experts(
             axes[f"{inside}experts.{part}.weight"] = Axes("experts", scale=scale)
             axes[f"{inside}experts.{part}.bias"] = Axes("experts", layout="vector", scale=scale)
     check_memory(model, optimizers, growth.experts, copies)
-    return StatePlan(growth, Factors(experts=growth.experts), axes)
+    return SlotPlan(growth, Factors(experts=growth.experts), axes)
 
 
 def _divides(moe: MoE) -> bool:
@@ -81,7 +81,7 @@ def _check_capacity(name: str, moe: MoE, growth: Growth) -> None:
     )
 
 
-def built_with_experts(model: nn.Module, plan: StatePlan) -> nn.Module:
+def built_with_experts(model: nn.Module, plan: SlotPlan) -> nn.Module:
     """A copy of the model whose mixtures have places for more experts."""
     larger, copies = copy.deepcopy(model), plan.factors.experts
     for _, moe in moe_layers(larger):
@@ -108,7 +108,7 @@ def built_with_experts(model: nn.Module, plan: StatePlan) -> nn.Module:
 def fill_experts(
     model: nn.Module,
     larger: nn.Module,
-    plan: StatePlan,
+    plan: SlotPlan,
     optimizers: Sequence[torch.optim.Optimizer],
     average: nn.Module | None = None,
 ) -> list[GrownParameter]:
@@ -150,7 +150,7 @@ def _differing(
     slot: str,
     larger: nn.Module,
     spread: float,
-    plan: StatePlan,
+    plan: SlotPlan,
     generator: torch.Generator,
 ) -> torch.Tensor:
     """What is added to copies so that they differ while the function stays."""

@@ -12,12 +12,12 @@ from torch.optim.swa_utils import AveragedModel
 from gossamer.errors import InputError
 from gossamer.training.growth.experts import built_with_experts, fill_experts, plan_experts
 from gossamer.training.growth.larger import built_larger
-from gossamer.training.growth.plan import Growth, GrowthPlan, StatePlan, plan_growth
+from gossamer.training.growth.plan import Growth, GrowthPlan, SlotPlan, plan_growth
 from gossamer.training.growth.slots import GrownParameter, fill
 from gossamer.training.growth.state import check_growable, move_optimizer
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-_GROWN: "WeakKeyDictionary[nn.Module, StatePlan]" = WeakKeyDictionary()
+_GROWN: "WeakKeyDictionary[nn.Module, SlotPlan]" = WeakKeyDictionary()
 
 
 def grow(
@@ -57,7 +57,7 @@ def grow(
     optimizers = _listed(optimizer)
     growth = Growth.of(width=width, depth=depth, **more)
     many = 1 + len(averages)
-    plan: StatePlan
+    plan: SlotPlan
     if growth.experts > 1:
         plan = plan_experts(model, optimizers, growth, many)
     else:
@@ -84,7 +84,7 @@ def grow(
 
 def _made(
     model: nn.Module,
-    plan: StatePlan,
+    plan: SlotPlan,
     optimizers: Sequence[torch.optim.Optimizer],
     average: nn.Module | None = None,
 ) -> tuple[nn.Module, list[GrownParameter]]:
@@ -112,7 +112,7 @@ def _listed(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     return found
 
 
-def grown_from(model: nn.Module) -> StatePlan:
+def grown_from(model: nn.Module) -> SlotPlan:
     """How a model was grown in this process."""
     if model not in _GROWN:
         raise InputError("the second model was not made by gossamer.grow in this process.")

@@ -121,7 +121,7 @@ class LayerSource:
 
 
 @dataclass(frozen=True)
-class StatePlan:
+class SlotPlan:
     """A growth in the numbers of one model: what becomes of its parameters.
 
     Attributes:
@@ -140,7 +140,7 @@ class StatePlan:
 
 
 @dataclass(frozen=True)
-class GrowthPlan(StatePlan):
+class GrowthPlan(SlotPlan):
     """A growth of a model of a known family, which may get more blocks.
 
     Attributes:
