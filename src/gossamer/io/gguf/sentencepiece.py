@@ -92,11 +92,13 @@ def _numbers(
     settings: dict[str, Any], name: str, kind: type, vocabulary: dict[str, int], where: str
 ) -> list[Any]:
     """A setting with a number for every piece."""
-    found = settings.get(f"tokenizer.ggml.{name}")
+    found: Any = settings.get(f"tokenizer.ggml.{name}")
     fits = isinstance(found, list) and len(found) == len(vocabulary)
-    if not fits or not all(type(n) is kind and math.isfinite(n) for n in found):
+    numbers: list[Any] = list(found) if fits else []
+    fits = fits and all(type(n) is kind for n in numbers) and all(map(math.isfinite, numbers))
+    if not fits:
         raise ArtifactError(
             f"{where}: tokenizer.ggml.{name} must have one finite number for each of"
             f" {len(vocabulary)} pieces."
         )
-    return list(found)
+    return numbers
