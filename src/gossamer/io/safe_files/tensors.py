@@ -19,12 +19,14 @@ from gossamer.io.safe_files.checks import check_name, checked_bytes
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.dtypes import DTYPE_CODES, DTYPES, dtype_name
 from gossamer.io.safe_files.manifests import FileEntry
+from gossamer.io.safe_files.on_disk import CAN_MAP, LARGE, map_file, mapped_tensor
 
 __all__ = [
     "StoredTensor",
     "TensorHeader",
     "check_hash",
     "header_bytes",
+    "map_tensors",
     "read_header",
     "read_tensors",
     "write_file",
@@ -175,19 +177,49 @@ def write_tensors(write: Write, tensors: Mapping[str, torch.Tensor]) -> None:
             write(data[start : start + CHUNK_BYTES])
 
 
+def map_tensors(file: BinaryIO, header: TensorHeader) -> dict[str, torch.Tensor]:
+    """The large tensors of a file, left in it: pages are read where they are looked at.
+
+    Nothing is hashed; what is written to such a tensor stays in this process. None of them where
+    the system cannot do that.
+    """
+    start = len(header.raw)
+    large = [
+        entry
+        for entry in header.tensors.values()
+        if entry.end - entry.begin >= LARGE and (start + entry.begin) % entry.dtype.itemsize == 0
+    ]
+    if not large or not CAN_MAP:
+        return {}
+    memory = map_file(file, start + max(entry.end for entry in large))
+    return {
+        entry.name: mapped_tensor(memory, start + entry.begin, entry.shape, entry.dtype)
+        for entry in large
+    }
+
+
 def read_tensors(
-    file: BinaryIO, header: TensorHeader, where: str, sha256: str | None = None
+    file: BinaryIO,
+    header: TensorHeader,
+    where: str,
+    sha256: str | None = None,
+    *,
+    mapped: bool = False,
 ) -> dict[str, torch.Tensor]:
     """All tensors of a file whose header was just read.
 
-    One pass: what is hashed is what is returned, so nobody can change the file in between.
+    One pass: what is hashed is what is returned, so nobody can change the file in between. That
+    does not hold for large tensors with `mapped`, which are hashed and stay in the file.
 
     Raises:
         ArtifactError: the file ended early, or `sha256` is given and does not match.
     """
     hasher = hashlib.sha256(header.raw)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors = map_tensors(file, header) if mapped else {}
     for entry in header.tensors.values():
+        if entry.name in tensors:
+            _hash_bytes(file, entry, where, hasher)
+            continue
         flat = torch.empty(entry.end - entry.begin, dtype=torch.uint8, device="cpu")
         view = flat.numpy().data
         position = 0
@@ -208,6 +240,19 @@ def read_tensors(
     if sha256 is not None:
         check_hash(hasher.hexdigest(), sha256, where)
     return tensors
+
+
+def _hash_bytes(file: BinaryIO, entry: StoredTensor, where: str, hasher: Any) -> None:
+    """Read past one tensor."""
+    left = entry.end - entry.begin
+    while left:
+        part = file.read(min(left, CHUNK_BYTES))
+        if not part:
+            raise ArtifactError(
+                f"{where}: tensor {entry.name!a}: the file ended {left} bytes early."
+            )
+        hasher.update(part)
+        left -= len(part)
 
 
 def check_hash(found: str, expected: str, where: str) -> None:

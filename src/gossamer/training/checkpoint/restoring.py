@@ -17,6 +17,7 @@ from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
 from gossamer.nn.forms import mask_in
 from gossamer.nn.layer_kinds import kind_of, sparse_layers
 from gossamer.nn.layer_weights import shape_of
+from gossamer.nn.layers.tables.late_rows import take_late
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import parse_pattern
 
@@ -155,9 +156,22 @@ def read_counters(state: Any) -> dict[str, Any]:
 
 
 def restore_model(model: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Put saved weights into a model whose layers have their forms."""
+    """Put saved weights into a model whose layers have their forms.
+
+    Tables that have no numbers yet take the saved tensors themselves, not copies: whoever cuts them
+    may leave most of them in their file.
+    """
     try:
-        model.load_state_dict(tensors)
+        late = take_late(model, tensors)
+        result = model.load_state_dict(
+            {name: tensor for name, tensor in tensors.items() if name not in late}, strict=False
+        )
+        missing = sorted(set(result.missing_keys) - late)
+        if missing or result.unexpected_keys:
+            raise RuntimeError(
+                f"missing: {', '.join(missing) or 'none'};"
+                f" unexpected: {', '.join(result.unexpected_keys) or 'none'}"
+            )
     except RuntimeError as error:
         raise ArtifactError(
             f"checkpoint: its weights are not those of this model ({str(error)[:300]}). Resume with"
