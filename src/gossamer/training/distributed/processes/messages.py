@@ -89,7 +89,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if not tensor.is_contiguous():
         raise InputError("messages: pieces are of a contiguous tensor.")
     if tensor.numel():
-        yield from tensor.detach().view(-1).view(torch.uint8).split(_PIECE_BYTES)
+        yield from torch.split(tensor.detach().view(-1).view(torch.uint8), _PIECE_BYTES)
 
 
 def broadcast_tensor(
