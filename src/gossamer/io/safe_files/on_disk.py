@@ -9,17 +9,18 @@ copy these.
 import mmap
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Protocol
 
 import torch
 
 from gossamer.errors import ResourceError
 
-__all__ = ["CAN_MAP", "LARGE", "is_on_disk", "map_file", "mapped_tensor", "tensor_on_disk"]
+__all__ = ["LARGE", "is_on_disk", "map_tensors", "tensor_on_disk"]
 
 LARGE: Final = 2**20  # bytes: below, a tensor is not worth a file
-CAN_MAP: Final = hasattr(mmap, "MAP_PRIVATE")
+_CAN_MAP: Final = hasattr(mmap, "MAP_PRIVATE")
 _MARK: Final = "_gossamer_on_disk"
 
 
@@ -53,19 +54,54 @@ def tensor_on_disk(shape: torch.Size, dtype: torch.dtype, folder: Path) -> torch
     return _marked(torch.frombuffer(memory, dtype=dtype).view(shape))
 
 
-def map_file(file: BinaryIO, num_bytes: int) -> mmap.mmap:
-    """The first bytes of an open file as memory; what is written there stays in this process."""
+class _Stored(Protocol):
+    """Where one tensor lies inside the data part of a file."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+def map_tensors(
+    file: BinaryIO, start: int, places: Mapping[str, _Stored]
+) -> dict[str, torch.Tensor]:
+    """The large tensors of a file, left in it: pages are read where they are looked at.
+
+    Nothing is hashed; what is written to such a tensor stays in this process. None of them where
+    the system cannot do that.
+
+    Args:
+        file: open.
+        start: of its data part.
+        places: of the tensors in that part, checked.
+    """
+    large = {
+        name: place
+        for name, place in places.items()
+        if place.end - place.begin >= LARGE and (start + place.begin) % place.dtype.itemsize == 0
+    }
+    if not large or not _CAN_MAP:
+        return {}
     # Without a reserve: the file may be larger than memory, and is only looked at.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(file.fileno(), num_bytes, flags=flags)
-
-
-def mapped_tensor(
-    memory: mmap.mmap, begin: int, shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """A tensor at a place of a mapped file."""
-    count = torch.Size(shape).numel()
-    return _marked(torch.frombuffer(memory, dtype=dtype, count=count, offset=begin).view(shape))
+    size = start + max(place.end for place in large.values())
+    memory = mmap.mmap(file.fileno(), size, flags=flags)
+    return {
+        name: _marked(
+            torch.frombuffer(
+                memory,
+                dtype=place.dtype,
+                count=torch.Size(place.shape).numel(),
+                offset=start + place.begin,
+            ).view(place.shape)
+        )
+        for name, place in large.items()
+    }
 
 
 def _marked(tensor: torch.Tensor) -> torch.Tensor:

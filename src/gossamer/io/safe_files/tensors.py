@@ -19,14 +19,13 @@ from gossamer.io.safe_files.checks import check_name, checked_bytes
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.dtypes import DTYPE_CODES, DTYPES, dtype_name
 from gossamer.io.safe_files.manifests import FileEntry
-from gossamer.io.safe_files.on_disk import CAN_MAP, LARGE, map_file, mapped_tensor
+from gossamer.io.safe_files.on_disk import map_tensors
 
 __all__ = [
     "StoredTensor",
     "TensorHeader",
     "check_hash",
     "header_bytes",
-    "map_tensors",
     "read_header",
     "read_tensors",
     "write_file",
@@ -177,27 +176,6 @@ def write_tensors(write: Write, tensors: Mapping[str, torch.Tensor]) -> None:
             write(data[start : start + CHUNK_BYTES])
 
 
-def map_tensors(file: BinaryIO, header: TensorHeader) -> dict[str, torch.Tensor]:
-    """The large tensors of a file, left in it: pages are read where they are looked at.
-
-    Nothing is hashed; what is written to such a tensor stays in this process. None of them where
-    the system cannot do that.
-    """
-    start = len(header.raw)
-    large = [
-        entry
-        for entry in header.tensors.values()
-        if entry.end - entry.begin >= LARGE and (start + entry.begin) % entry.dtype.itemsize == 0
-    ]
-    if not large or not CAN_MAP:
-        return {}
-    memory = map_file(file, start + max(entry.end for entry in large))
-    return {
-        entry.name: mapped_tensor(memory, start + entry.begin, entry.shape, entry.dtype)
-        for entry in large
-    }
-
-
 def read_tensors(
     file: BinaryIO,
     header: TensorHeader,
@@ -215,7 +193,7 @@ def read_tensors(
         ArtifactError: the file ended early, or `sha256` is given and does not match.
     """
     hasher = hashlib.sha256(header.raw)
-    tensors = map_tensors(file, header) if mapped else {}
+    tensors = map_tensors(file, len(header.raw), header.tensors) if mapped else {}
     for entry in header.tensors.values():
         if entry.name in tensors:
             _hash_bytes(file, entry, where, hasher)

@@ -13,7 +13,6 @@ import torch
 
 from gossamer.data.tasks import Task, tensors_digest
 from gossamer.errors import RecipeError
-from gossamer.nn.layers.tables.late_rows import late_tables
 from gossamer.ops.kernels import active_kernels
 from gossamer.recipes.digest import content_differences, recipe_content
 from gossamer.recipes.stages import Train
@@ -25,6 +24,7 @@ from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
 from gossamer.training.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter
 from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
+from gossamer.training.checkpoint.restoring import late_tables
 from gossamer.training.distributed import AXES, MeshSizes
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint

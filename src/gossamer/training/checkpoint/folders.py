@@ -31,9 +31,9 @@ from gossamer.io.safe_files.manifests import (
     producer,
     read_manifest,
 )
+from gossamer.io.safe_files.on_disk import map_tensors
 from gossamer.io.safe_files.tensors import (
     header_bytes,
-    map_tensors,
     read_header,
     read_tensors,
     write_file,
@@ -284,7 +284,8 @@ def large_tensors(path: Path, sha256: str) -> dict[str, torch.Tensor]:
         if entry.sha256 != sha256:
             return {}
         with open_regular(path / STATE_FILE, entry.size) as file:
-            return map_tensors(file, read_header(file, entry.size, str(path / STATE_FILE)))
+            header = read_header(file, entry.size, str(path / STATE_FILE))
+            return map_tensors(file, len(header.raw), header.tensors)
     except (ArtifactError, OSError):
         return {}
 

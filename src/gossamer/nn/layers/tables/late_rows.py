@@ -9,7 +9,7 @@ nobody cut. Rows are the same in both cases, and however they are cut.
 import contextlib
 import contextvars
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,8 +26,6 @@ __all__ = [
     "is_late",
     "late_of",
     "late_rows",
-    "late_tables",
-    "take_late",
     "untouched",
 ]
 
@@ -117,29 +115,6 @@ def fill_late(model: nn.Module) -> None:
         module.__dict__.pop(_ATTRIBUTE, None)
         if rows is not None:
             give_rows(module, rows)  # type: ignore[arg-type]
-
-
-def late_tables(model: nn.Module) -> dict[str, tuple[nn.Module, LateRows]]:
-    """Tables without numbers and what fills them, by the name of their weight."""
-    found = {}
-    for path, module in model.named_modules():
-        rows = late_of(module)
-        if rows is not None:
-            found[f"{path}.weight" if path else "weight"] = (module, rows)
-    return found
-
-
-def take_late(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """Let tables without numbers have those of `tensors`, which they take over; names of these."""
-    taken = set()
-    for name, (table, _) in late_tables(model).items():
-        weight: Any = table._parameters["weight"]
-        saved = tensors.get(name)
-        if saved is not None and saved.shape == weight.shape and saved.dtype == weight.dtype:
-            weight.data = saved
-            del table.__dict__[_ATTRIBUTE]
-            taken.add(name)
-    return taken
 
 
 def untouched(num_rows: int, width: int) -> torch.Tensor:

@@ -24,11 +24,10 @@ from gossamer.training.distributed.placement.placement import ParameterShard, Ra
 from gossamer.training.distributed.processes import RankSession
 from gossamer.training.distributed.processes.messages import (
     gather_json,
-    receive_into,
     receive_tree,
-    send_pieces,
     send_tree,
 )
+from gossamer.training.distributed.processes.pieces import receive_into, send_pieces
 from gossamer.training.loop import TrainingRun
 from gossamer.training.loop.processes import States, not_finite_gradients
 from gossamer.training.memory import measure

@@ -5,26 +5,22 @@ A message says the shape and type of its tensor first, so that no rank need know
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gossamer.errors import InputError
 from gossamer.io.safe_files.dtypes import DTYPES
 from gossamer.training.checkpoint.state_tree import decode, encode
 
 __all__ = [
-    "broadcast_into",
     "broadcast_json",
     "broadcast_tensor",
     "gather_json",
     "global_rank",
-    "receive_into",
     "receive_tensor",
     "receive_tree",
-    "send_pieces",
     "send_tensor",
     "send_tree",
 ]
@@ -33,8 +29,6 @@ Group = dist.ProcessGroup | None
 _CPU = torch.device("cpu")
 _DTYPES = tuple(DTYPES.values())
 _MAX_DIMS = 32
-# Of tensors that may be larger than memory: so much of one is looked at at a time.
-_PIECE_BYTES = 2**24
 
 
 def global_rank(rank: int, group: Group) -> int:
@@ -50,46 +44,6 @@ def send_tensor(tensor: torch.Tensor, to: int, group: Group) -> None:
 def receive_tensor(sender: int, group: Group, device: torch.device = _CPU) -> torch.Tensor:
     """What `send_tensor` of another rank gave."""
     return _carried(None, lambda part: dist.recv(part, sender, group), device)
-
-
-def send_pieces(tensor: torch.Tensor, to: int, group: Group) -> None:
-    """Send the numbers of a contiguous tensor to a rank that calls `receive_into`."""
-    for piece in _pieces(tensor):
-        dist.send(piece, to, group)
-
-
-def receive_into(tensor: torch.Tensor, sender: int, group: Group) -> None:
-    """Fill a contiguous tensor with what `send_pieces` of another rank gave, of the same size."""
-    for piece in _pieces(tensor):
-        dist.recv(piece, sender, group)
-
-
-def broadcast_into(
-    source: torch.Tensor | None, into: torch.Tensor | None, num_bytes: int, group: Group
-) -> None:
-    """What rank 0 of the group has, piece by piece into the tensors of those that want it.
-
-    Args:
-        source: contiguous; of rank 0, None elsewhere.
-        into: contiguous, of the same size; None if this rank has the numbers.
-        num_bytes: of the tensor.
-        group: the ranks.
-    """
-    held = into if source is None else source
-    pieces = None if held is None else _pieces(held)
-    first = global_rank(0, group)
-    for start in range(0, num_bytes, _PIECE_BYTES):
-        size = min(_PIECE_BYTES, num_bytes - start)
-        passing = torch.empty(size, dtype=torch.uint8) if pieces is None else next(pieces)
-        dist.broadcast(passing, first, group)
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The bytes of a contiguous tensor, a few at a time; views."""
-    if not tensor.is_contiguous():
-        raise InputError("messages: pieces are of a contiguous tensor.")
-    if tensor.numel():
-        yield from torch.split(tensor.detach().view(-1).view(torch.uint8), _PIECE_BYTES)
 
 
 def broadcast_tensor(

@@ -10,11 +10,11 @@ from gossamer.io.safe_files.on_disk import is_on_disk, tensor_on_disk
 from gossamer.training.checkpoint import Checkpoint, large_tensors
 from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.processes.messages import (
-    broadcast_into,
     broadcast_json,
     broadcast_tensor,
     gather_json,
 )
+from gossamer.training.distributed.processes.pieces import broadcast_into
 from gossamer.training.distributed.processes.session import RankSession
 
 __all__ = ["shared_checkpoint"]
