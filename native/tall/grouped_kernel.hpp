@@ -5,6 +5,7 @@
 // between the multiplications: asked for at once they would fill the buffers that loads of this tile need.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "grouped.hpp"
 
