@@ -148,6 +148,15 @@ def test_a_race_is_not_won_by_the_largest_rate(given, monkeypatch):
     assert log_of(given).best_rate("large from scratch") == 4e-3
 
 
+def test_the_lead_is_the_compute_that_scratch_takes_to_the_same_loss():
+    scratch = [(float(x), 4.0 - 0.2 * x) for x in range(11)]
+    ahead = [(float(x), 4.0 - 0.2 * min(x + 2, 10)) for x in range(11)]
+    assert growth.lead(ahead, scratch, 0.3) == (pytest.approx(3.0), pytest.approx(0.2))
+    assert growth.lead(scratch, scratch, 0.5)[1] == 0
+    assert growth.lead([(x, y - 2) for x, y in scratch], scratch, 0.9)[1] is None
+    assert growth.smooth(scratch)[1:-1] == [pytest.approx(point) for point in scratch[1:-1]]
+
+
 def test_first_weights_may_spread_by_width(given):
     given.gain = 0.55
     torch.manual_seed(0)
