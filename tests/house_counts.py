@@ -123,7 +123,7 @@ ADDED = {
             r"|knows_positions|run_products|_?norm_arrays|has_usual_positions|expansion_segments"
             r"|bias_table|norms_(in|out)|head_norms|score_cap|interleaved|(residual|embedding)_scale"
             r"|logits_(scale|divisor|cap)|requires|long_rope|local_theta|wide_scale_at|norm_offset"
-            r"|DecoderRules|DecoderNorm|gated|is_model|_scaled)$"
+            r"|DecoderRules|DecoderNorm|gated|is_model|_scaled|_window|_bias|blocks_of|_Settings)$"
         ),
         (
             *("_transformers_example", "_reads_tokens", "one_layer", "in_table", "short", "unfit"),
