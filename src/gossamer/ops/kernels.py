@@ -1,14 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kernel set of this machine against a float64 oracle, in well under a second.
+"""Which native kernels this machine runs, and whether they compute what they should.
 
 Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
+import functools
+import re
+from pathlib import Path
+
 import torch
 
+from gossamer.errors import KernelError
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
+from gossamer.settings import KERNEL_SETS, forced_kernels
+
+__all__ = [
+    "active_kernels",
+    "available_extensions",
+    "available_kernels",
+    "cpu_name",
+    "kernel_error",
+]
+
+
+@functools.cache
+def available_kernels() -> tuple[str, ...]:
+    """Kernel sets that this build holds and this CPU can run, best first."""
+    return tuple(_native.available_kernels())
+
+
+@functools.cache
+def available_extensions() -> tuple[str, ...]:
+    """Instructions beyond the sets that single kernels use: avx512vnni, -bf16, -vbmi2."""
+    return tuple(_native.available_extensions())
+
+
+def active_kernels() -> str:
+    """The set in use: `GOSSAMER_KERNELS` if given, else the best one."""
+    forced = forced_kernels()
+    if forced is None:
+        return available_kernels()[0]
+    if forced not in available_kernels():
+        raise KernelError(
+            f"GOSSAMER_KERNELS={forced}: this CPU cannot run these kernels; it has"
+            f" {', '.join(available_kernels())} (of {', '.join(KERNEL_SETS)}). Unset the variable."
+        )
+    return forced
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's model name, which measured choices are filed under."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    fields = [re.search(rf"^{key}\s*:\s*(.*)$", text, re.M) for key in ("model name", "model")]
+    return " model ".join(field[1].strip() for field in fields if field) or "unknown CPU"
+
 
 # Remainders of every block size: fewer than a vector, one more than a panel, several K blocks.
 _CASES = ((1, 1, 1), (3, 17, 9), (65, 33, 129), (130, 96, 300))
