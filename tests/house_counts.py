@@ -79,12 +79,14 @@ ADDED = {
             *("nn/moe/", "nn/layers/experts/", "ops/experts/", "running/packed/experts.py"),
             *("pruning/calibration/experts.py", "nn/surgery/known_layers.py"),
             *("training/experts.py", "recipes/stages/train/experts.py", "zoo/switch.py"),
-            "training/optim/kept_parts.py",
+            *("training/optim/kept_parts.py", "running/decoder/experts.py"),
+            "ops/engines/decoder_experts.py",
+            *(f"nn/families/{n}.py" for n in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")),
         ),
-        ("nn/", "pruning/", "running/", "io/", "training/", "runs/"),
+        ("ops/engines/decoder.py", "nn/", "pruning/", "running/", "io/", "training/", "runs/"),
         re.compile(
-            r"_?[Ee]xpert|_?(pack|check)_experts|_?num_(parts|cuts)|unstack|_solved|_together"
-            r"|as_published"
+            r"_?[Ee]xpert|_?[Mm]ixture|_?(pack|check)_experts|_?num_(parts|cuts)|unstack|_solved"
+            r"|_together|as_published"
         ),
         ("unstack",),
     ),
@@ -92,6 +94,11 @@ ADDED = {
         (),
         ("training/optim/", "recipes/stages/train/train.py"),
         re.compile(r"(corrected|normalised|clipped|max_size|_before_step)$"),
+    ),
+    "without native code": (
+        ("ops/without_native.py",),
+        ("ops/", "cli/doctor/", "running/"),
+        re.compile(r"why_missing|NO_KERNELS"),
     ),
     "attention": (
         ("patterns/attention/", "ops/attention/", "nn/attention/"),

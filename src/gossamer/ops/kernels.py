@@ -14,6 +14,7 @@ from gossamer.errors import KernelError
 from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
+from gossamer.ops.without_native import why_missing
 from gossamer.settings import KERNEL_SETS, forced_kernels
 
 __all__ = [
@@ -23,6 +24,9 @@ __all__ = [
     "cpu_name",
     "kernel_error",
 ]
+
+
+NO_KERNELS = "none (torch alone)"
 
 
 @functools.cache
@@ -38,8 +42,12 @@ def available_extensions() -> tuple[str, ...]:
 
 
 def active_kernels() -> str:
-    """The set in use: `GOSSAMER_KERNELS` if given, else the best one."""
+    """The set in use: `GOSSAMER_KERNELS` if given, else the best one; `NO_KERNELS` if none is."""
     forced = forced_kernels()
+    if why_missing() is not None:
+        if forced is not None:
+            raise KernelError(f"GOSSAMER_KERNELS={forced}: {why_missing()}. Unset the variable.")
+        return NO_KERNELS
     if forced is None:
         return available_kernels()[0]
     if forced not in available_kernels():

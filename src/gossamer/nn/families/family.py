@@ -122,6 +122,28 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True)
+class ExpertFacts:
+    """Where a block keeps a mixture of experts; the weights of a token's experts are probabilities.
+
+    Attributes:
+        router: module with a `weight`, `num_experts` and `top_k`.
+        experts: module with the weights of all experts.
+        normalised: attribute that says whether the weights of a token's experts are made to add up
+            to 1; empty: they always are.
+        shared: module of an expert that sees all tokens; empty: there is none.
+        shared_parts: its layers: gate, up, down.
+        shared_gate: layer whose sigmoid is the factor of that expert; empty: the factor is 1.
+    """
+
+    router: str
+    experts: str
+    normalised: str = ""
+    shared: str = ""
+    shared_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_gate: str = ""
+
+
+@dataclass(frozen=True)
 class DecoderFacts:
     """Which switches of the native decoder a family needs; without any, it is a Llama.
 
@@ -143,6 +165,7 @@ class DecoderFacts:
         rotates: attribute that says whether a layer rotates; empty: all do.
         positions: module of the model with learned positions.
         window: attribute with the number of positions that a layer attends to.
+        window_in_some: layers without that attribute attend to all positions.
         score_cap: attribute with the soft cap of the scores.
         parallel: attribute that says whether attention and feed-forward part read the same.
         interleaved: rows of the one projection are query, key and value of each head in turn.
@@ -151,6 +174,7 @@ class DecoderFacts:
         logits_divisor: attribute of the model.
         logits_cap: attribute of the model with the soft cap of the logits.
         requires: attributes of the model, and whether they must be set.
+        experts: of blocks that have them instead of the feed-forward part of `block`.
     """
 
     model: str
@@ -166,6 +190,7 @@ class DecoderFacts:
     rotates: str = ""
     positions: str = ""
     window: str = ""
+    window_in_some: bool = False
     score_cap: str = ""
     parallel: str = ""
     interleaved: bool = False
@@ -174,6 +199,7 @@ class DecoderFacts:
     logits_divisor: str = ""
     logits_cap: str = ""
     requires: tuple[tuple[str, bool], ...] = ()
+    experts: ExpertFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +294,11 @@ class GgufNames:
     wide_scale_at: int = 0
 
 
-Role = Literal["table", "embedding", "norm", "last norm", "inner", "head", "logits", "classifier"]
+Role = Literal[
+    "table", "embedding", "patches", "norm", "last norm", "head norm", "query norm", "key norm",
+    "distances", "inner", "joint", "output", "expansion", "down", "head", "logits", "classifier",
+    "pair classifier",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -282,16 +312,28 @@ class GrowthFacts:
         width: features of the residual stream.
         heads: query heads.
         ffn: inner features of the feed-forward part.
-        layers: blocks.
-        vocabulary: tokens that are known.
+        layers: blocks; empty if they are shared, so that their number is no size of the model.
+        vocabulary: tokens that are known; empty for images.
         kv_heads: key and value heads where they may be fewer; empty if they are as many.
         head_dim: rows of one head; empty if that follows from width and heads.
         per_layer: lists with one entry per block.
         by_number: settings that, switched on, let a block compute by its number.
         roles: the end of a module's name -> what it is. "table": embedding of tokens; "embedding":
-            any other; "norm"; "last norm": directly before the head of a language model; "inner":
-            from the stream to the stream; "head": from the stream to the vocabulary; "logits": a
-            bias of the head that is a module's own; "classifier": from the stream to classes.
+            any other; "patches": from pixels to the stream; "norm"; "last norm": directly before
+            the head of a language model; "inner": from the stream to the stream; "joint": queries,
+            keys and values in one, with its "output"; "expansion" and "down": a feed-forward part;
+            "head": from the stream to the vocabulary; "logits": a bias of the head that is a
+            module's own; "classifier": from the stream to classes; "pair classifier": from two
+            vectors of the stream; "distances": a table with a column for every head.
+        inside: modules of a block that its `BlockParts` does not name -> what they are: "norm";
+            "head norm": of each head by itself; "query norm", "key norm": of all heads as one.
+        norms_out: norms of what the parts of a block give. A new block adds nothing while their
+            weights give nothing.
+        around_one: weights of norms are distances from 1.
+        embedding_scale: attribute of the table of tokens that holds the root of the width, which
+            multiplies what it gives.
+        rows: of a projection that is several in one: "" if these are of one size; "in turn": query,
+            key and value of each head; "unequal": all queries, then fewer keys and values.
     """
 
     width: tuple[str, ...]
@@ -304,6 +346,11 @@ class GrowthFacts:
     head_dim: str = ""
     per_layer: tuple[str, ...] = ()
     by_number: tuple[str, ...] = ()
+    inside: Mapping[str, Role] = field(default_factory=dict)
+    norms_out: tuple[str, ...] = ()
+    around_one: bool = False
+    embedding_scale: str = ""
+    rows: Literal["", "in turn", "unequal"] = ""
 
 
 @dataclass(frozen=True)
