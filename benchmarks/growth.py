@@ -45,7 +45,7 @@ from rich.table import Table
 from gossamer.nn.prunable import active_parameters
 from gossamer.report.charts import Curve
 from gossamer.report.charts.layer_charts import curve_chart
-from gossamer.report.html import render_svg
+from gossamer.report.page import render_svg
 from gossamer.zoo import GPT
 from support import growing_gpt as runs
 from support import growing_steps, options
