@@ -84,9 +84,11 @@ struct KvStep {
   int64_t layer, count, position;
   int64_t window;             // of the layer; 0: all
   const float* queries;       // [count][heads][dim padded], scaled and turned
-  const float* sink_queries;  // the same, turned by their place beside the sinks; null without them
+  const float* sink_queries;  // the same, turned by their place beside the sinks; null: that is their own
   float cap;
   float* out;                 // [count][heads * head_dim]
+
+  const float* of_sinks() const { return sink_queries ? sink_queries : queries; }
 };
 
 // Unturned bytes that the system gives zeroed and touched by nobody until they are written.

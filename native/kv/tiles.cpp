@@ -68,7 +68,7 @@ class KvTiles {
     std::fill_n(most, heads_ * kTile, kLowestScore);
     std::fill_n(total, heads_ * kTile, 0.0f);
     for (int64_t i = 0; i < count_; ++i) {
-      if (i == 0 || i == sink_entries_) turn_queries(i < sink_entries_ ? s_.sink_queries : s_.queries, turned);
+      if (i == 0 || i == sink_entries_) turn_queries(i < sink_entries_ ? s_.of_sinks() : s_.queries, turned);
       bool is_read = false;
       for (int64_t h = 0; h < heads_; ++h) {
         if (!kept_[h * tiles + i]) continue;
@@ -106,7 +106,7 @@ class KvTiles {
   void list() {
     const KvRules& rules = m_.rules_;
     const int64_t layer_first = first_of(0, s_.window), rule_first = first_of(0, rules.window);
-    if (rules.window && s_.sink_queries) {
+    if (rules.sinks) {
       const int64_t behind = first_of(s_.count - 1, rules.window);
       add_tiles(layer_first, std::min(rules.sinks, behind), true);
     }

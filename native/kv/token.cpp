@@ -93,7 +93,7 @@ class KvToken {
     list_window();
     if (m_.chooses(s_.layer)) choose(bounds, s_.queries + row, scores, masses);
     const int64_t used = count_ * kPage;
-    if (sink_entries_) see(heads.of(s_.sink_queries + row), 0, sink_entries_, scores, used);
+    if (sink_entries_) see(heads.of(s_.of_sinks() + row), 0, sink_entries_, scores, used);
     see(heads.of(s_.queries + row), sink_entries_, count_, scores, used);
     for (int64_t g = 0; g < group_; ++g) {
       float* const own = scores + g * used;

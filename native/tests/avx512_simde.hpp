@@ -46,6 +46,13 @@ static inline Lane lane_of(const Vector& v, int i) {
   std::memcpy(lanes, &v, sizeof v);
   return lanes[i];
 }
+// As above, for the codes of keys.
+#ifndef _mm512_srai_epi32
+static inline __m512i srai_epi32_512(__m512i v, unsigned bits) {
+  return by_lane_512<__m512i, int32_t>([v, bits](int i) { return lane_of<int32_t>(v, i) >> bits; });
+}
+#define _mm512_srai_epi32(v, bits) srai_epi32_512(v, bits)
+#endif
 // As above, for the transposes of attention: two fourths of a, then two of b.
 #ifndef _mm512_shuffle_f32x4
 static inline __m512 shuffle_f32x4_512(__m512 a, __m512 b, int control) {

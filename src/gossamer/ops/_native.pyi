@@ -442,7 +442,6 @@ def make_decoder(
     rotations: tuple[tuple[int, NDArray[np.float32], NDArray[np.float32]], ...],
     **sizes_and_rules: object,
 ) -> Decoder: ...
-
 def make_session(
     decoder: Decoder,
     *,

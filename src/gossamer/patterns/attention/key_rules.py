@@ -27,6 +27,7 @@ _TERMS: dict[str, tuple[str, ...]] = {
     "pages": ("pages", "whole"),
     "mass": ("mass",),
 }
+_EXAMPLES = {"sinks": "sinks:4", "window": "window:1024", "pages": "pages:512", "mass": "mass:0.95"}
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,9 @@ def _read(text: str, piece: str, start: int, given: dict[str, float]) -> None:
     at = start + len(name) + 1
     arguments = rest.split(",") if rest else []
     if bool(arguments) != bool(keys):
-        need = f"'{name}' needs a number, such as '{name}:{_example(name)}'."
-        raise _fault(text, start, need if keys else f"'{name}' takes no numbers.")
+        if not keys:
+            raise _fault(text, start, f"'{name}' takes no numbers.")
+        raise _fault(text, start, f"'{name}' needs a number, such as '{_EXAMPLES[name]}'.")
     for number, argument in enumerate(arguments):
         key, equals, value = argument.partition("=")
         if not equals and number == 0:
@@ -141,7 +143,3 @@ def _number(text: str, at: int, key: str, value: str) -> float:
     if not re.fullmatch("[0-9]{1,9}", value) or not least <= int(value) <= _MOST:
         raise _fault(text, at, f"'{key}' must be a whole number from {least}, got '{value}'.")
     return int(value)
-
-
-def _example(name: str) -> str:
-    return {"sinks": "4", "window": "1024", "pages": "512", "mass": "0.95"}[name]

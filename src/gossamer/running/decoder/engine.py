@@ -216,23 +216,27 @@ class Session:
     def prompt(self, ids: TokenIds) -> torch.Tensor:
         """Logits [V] behind `ids`; what the session holds of their beginning is not run again."""
         wanted = _checked(ids)
-        same = 0
-        # The last token is run in any case: its logits are not held.
-        for old, new in zip(self._ids, wanted[:-1].tolist(), strict=False):
-            if old != new:
-                break
-            same += 1
         if len(wanted) > self._native.context:
             raise InputError(
                 f"decoder: the prompt has {len(wanted)} tokens, the context is"
                 f" {self._native.context}. Shorten the prompt, or build the engine with a larger"
                 " context."
             )
-        if not self._native.can_truncate(same):  # what stood before the window is gone
-            same = 0
+        same = self.shared(wanted.tolist())
         self._native.truncate(same)
         del self._ids[same:]
         return self._run(wanted[same:])
+
+    def shared(self, ids: TokenIds) -> int:
+        """Tokens at the beginning of `ids` that need not be run again."""
+        same = 0
+        # The last token is run in any case: its logits are not held.
+        for old, new in zip(self._ids, list(ids)[:-1], strict=False):
+            if old != new:
+                break
+            same += 1
+        # What stood before a window may be gone.
+        return same if self._native.can_truncate(same) else 0
 
     def append(self, token: int) -> torch.Tensor:
         """Logits [V] behind one more token."""
