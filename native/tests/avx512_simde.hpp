@@ -53,6 +53,22 @@ static inline __m512i srai_epi32_512(__m512i v, unsigned bits) {
 }
 #define _mm512_srai_epi32(v, bits) srai_epi32_512(v, bits)
 #endif
+#ifndef _mm512_reduce_max_ps
+static inline float reduce_max_ps_512(__m512 v) {
+  float most = lane_of<float>(v, 0);
+  for (int i = 1; i < 16; ++i) most = lane_of<float>(v, i) > most ? lane_of<float>(v, i) : most;
+  return most;
+}
+#define _mm512_reduce_max_ps(v) reduce_max_ps_512(v)
+#endif
+#ifndef _mm512_reduce_add_ps
+static inline float reduce_add_ps_512(__m512 v) {
+  float sum = 0.0f;
+  for (int i = 0; i < 16; ++i) sum += lane_of<float>(v, i);
+  return sum;
+}
+#define _mm512_reduce_add_ps(v) reduce_add_ps_512(v)
+#endif
 // As above, for the transposes of attention: two fourths of a, then two of b.
 #ifndef _mm512_shuffle_f32x4
 static inline __m512 shuffle_f32x4_512(__m512 a, __m512 b, int control) {
