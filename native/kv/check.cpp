@@ -27,13 +27,14 @@ Rows random_rows(int64_t count, int64_t dim, std::mt19937& random) {
   return rows;
 }
 
-// What is stored of a row.
-std::vector<double> stored(const std::vector<float>& row, KvType type) {
-  std::vector<double> kept(row.begin(), row.end());
-  const float scale = scale_of(row.data(), static_cast<int64_t>(row.size()));
+// What is stored of rows.
+Rows stored(Rows rows, KvType type) {
   if (type == KvType::int8)
-    for (size_t d = 0; d < row.size(); ++d) kept[d] = double(code_of(row[d], scale)) * scale;
-  return kept;
+    for (auto& row : rows) {
+      const float scale = scale_of(row.data(), static_cast<int64_t>(row.size()));
+      for (float& v : row) v = static_cast<float>(code_of(v, scale)) * scale;
+    }
+  return rows;
 }
 
 bool attends(const Case& c, int64_t query, int64_t key) {
@@ -48,6 +49,7 @@ void check_one(const Case& c, const std::vector<int64_t>& steps, std::mt19937& r
   const Rows keys = random_rows(tokens * s.kv_heads, s.head_dim, random);
   const Rows values = random_rows(tokens * s.kv_heads, s.head_dim, random);
   const Rows queries = random_rows(tokens * s.heads, s.head_dim, random);
+  const Rows kept_keys = stored(keys, c.rules.type), kept_values = stored(values, c.rules.type);
   for (const Isa isa : isas_to_check()) {
     std::vector<float> outs[2];
     for (int threads = 1; threads <= 2; ++threads) {
@@ -81,9 +83,9 @@ void check_one(const Case& c, const std::vector<int64_t>& steps, std::mt19937& r
         const int64_t kv = h / (s.heads / s.kv_heads);
         for (int64_t j = 0; j <= i; ++j)
           if (attends(c, i, j)) {
-            const auto key = stored(keys[static_cast<size_t>(j * s.kv_heads + kv)], c.rules.type);
+            const auto& key = kept_keys[static_cast<size_t>(j * s.kv_heads + kv)];
             double score = 0.0;
-            for (size_t d = 0; d < key.size(); ++d) score += key[d] * queries[static_cast<size_t>(i * s.heads + h)][d];
+            for (size_t d = 0; d < key.size(); ++d) score += double(key[d]) * queries[static_cast<size_t>(i * s.heads + h)][d];
             scores.push_back(c.cap == 0.0f ? score : c.cap * std::tanh(score / c.cap));
             seen.push_back(j);
           }
@@ -91,7 +93,7 @@ void check_one(const Case& c, const std::vector<int64_t>& steps, std::mt19937& r
         double total = 0.0;
         for (double& v : scores) total += v = std::exp(v - most);
         for (size_t n = 0; n < seen.size(); ++n) {
-          const auto value = stored(values[static_cast<size_t>(seen[n] * s.kv_heads + kv)], c.rules.type);
+          const auto& value = kept_values[static_cast<size_t>(seen[n] * s.kv_heads + kv)];
           for (size_t d = 0; d < value.size(); ++d) sums[d] += scores[n] / total * value[d];
         }
         for (int64_t d = 0; d < s.head_dim; ++d) {

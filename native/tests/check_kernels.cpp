@@ -46,7 +46,8 @@ const Family families[] = {
     {check_conv_net, fuzz_conv_net},
     {check_table, fuzz_table},
     {check_graph, fuzz_graph},
-    {check_attention, fuzz_attention}, {check_kv, fuzz_kv},
+    {check_attention, fuzz_attention},
+    {check_kv, fuzz_kv},
     {check_tall, fuzz_tall},
 };
 
