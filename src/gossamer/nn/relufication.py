@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relufication: the activation of feed-forward blocks becomes ReLU, so that it gives real zeros.
+"""The activation of feed-forward blocks becomes ReLU, so that it gives real zeros.
+
+`find_feed_forward` finds the blocks, `choose_shifts` reads shifts off data, `relufy` replaces the
+activations and `restore_activations` puts them back.
 
 A shifted ReLU, relu(x - b), gives more of them: b is read off the distribution of what reaches the
 activation. The model changes; short training wins back what that costs. In gated blocks the
@@ -18,6 +21,16 @@ from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, block_of
 from gossamer.nn.surgery import inherit_hooks
 from gossamer.nn.surgery.matrix_layers import is_matrix_layer
+
+__all__ = [
+    "FeedForward",
+    "ShiftedReLU",
+    "choose_shifts",
+    "find_feed_forward",
+    "fold_shifts",
+    "relufy",
+    "restore_activations",
+]
 
 Call = Callable[[nn.Module, Any], object]
 _BINS = 8192  # of a histogram

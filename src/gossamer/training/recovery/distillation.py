@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objective of recovery: match the teacher, and to a chosen degree the labels.
+"""Training that follows another model: the dense one, as it was before pruning.
+
+A `DistillationObjective` adds up `Terms`: how far outputs, hidden states and vectors are from the
+`Teacher`'s, and a `TaskLoss` if there is one. `check_apart` refuses a teacher that is the student.
 
 Each term, what a student may be asked to match, is a mean that is 0 at a match. Legend: N rows
 (samples or positions), V classes, B samples, D width.
@@ -20,6 +23,8 @@ from torch.nn.functional import kl_div, log_softmax, normalize
 
 from gossamer.errors import InputError
 from gossamer.nn.batch import Batch, first_tensor, named_tensor, rows_of
+
+__all__ = ["DistillationObjective", "TaskLoss", "Teacher", "Terms", "check_apart"]
 
 
 def check_apart(teacher: nn.Module, student: nn.Module) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of a transformer block (heads, feed-forward filters) and how they are cut out for good.
+"""Units of transformer blocks cut out for good: the model gets smaller, and stays ordinary.
+
+`find_groups` finds a block's heads and filters, each `UnitGroup` with the rows and columns they
+own; `cut_units` removes some, and `unit_counts` says how many every block has left. Layers are seen
+as matrices by `nn/surgery/matrix_layers`.
 
 A unit owns rows of the layers before it and columns of the layer after it, the consumer. For
 grouped-query attention one unit is a key/value head with all its query heads.
@@ -17,6 +21,8 @@ from gossamer.errors import TargetError
 from gossamer.nn.families import BlockParts, block_of
 from gossamer.nn.surgery import inherit_hooks
 from gossamer.nn.surgery.matrix_layers import BiasOnly, is_matrix_layer, matrix_of, set_matrix
+
+__all__ = ["UnitGroup", "cut_units", "find_groups", "unit_counts"]
 
 Kind = Literal["heads", "filters"]
 

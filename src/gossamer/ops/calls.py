@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds custom ops: their callers, and the functions that compute them.
+"""Custom ops: what tracers, transforms, graphs and torch.onnx.export get to see of gossamer.
+
+`define_op` makes a function an op and `call_op` calls it; `Handles` are the numbers that stand for
+packed weights in it. Plain calls of native code go past all this (`ops/addresses.py`).
 
 Tracers, transforms and tensors of other classes come through ops (ops/addresses.py). What they
 cannot do with an op of gossamer is told in gossamer's words.
@@ -8,6 +11,12 @@ Custom ops take tensors and numbers only, so a packed weight goes through them a
 can outlive its model, be saved, and be loaded in another process: a number must never come to mean
 something else. So numbers are counted, never taken from addresses, and each process starts at a
 random place. The table keeps nothing alive: a graph whose model is gone is told so.
+
+A compact layer goes into the file as it is, kept values and packed mask, with the few operators of
+ONNX that make a dense weight of them; engines do that once, when they load it. A packed layer has
+no such form.
+
+Legend: R rows (outputs), K columns (inputs).
 """
 
 import functools
@@ -19,13 +28,65 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch._C._functorch import TransformType, get_interpreter_stack, is_functorch_wrapped_tensor
 from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
 
 from gossamer.errors import InputError, KernelError
-from gossamer.ops.addresses import NO_TANGENT, has_tangent
+from gossamer.ops.addresses import NO_TANGENT, has_tangent, is_watched
 from gossamer.out_of_memory import names_memory
+
+__all__ = [
+    "NO_GRADIENTS",
+    "Handles",
+    "call_op",
+    "define_op",
+    "expand_for_onnx",
+    "is_onnx_export",
+    "is_traced",
+    "refuse_onnx",
+]
+
+
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether somebody records what is computed, or a compiler or torch.func is at work on x."""
+    return (
+        torch.compiler.is_compiling()
+        or is_watched()
+        or not isinstance(x, torch.Tensor)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def is_onnx_export() -> bool:
+    """Whether torch.onnx.export is running."""
+    # Asking for it takes a microsecond; the exporter does one of the others too.
+    return (torch.compiler.is_compiling() or is_watched()) and torch.onnx.is_in_onnx_export()
+
+
+def expand_for_onnx(
+    values: torch.Tensor, mask_bits: torch.Tensor, num_columns: int
+) -> torch.Tensor:
+    """The dense weight [R, K] of kept values by operators that ONNX has."""
+    num_rows = mask_bits.shape[0]
+    powers = 2 ** torch.arange(8, dtype=torch.int32, device=mask_bits.device)
+    bits = mask_bits.to(torch.int32)[:, :, None].div(powers, rounding_mode="floor") % 2
+    kept = bits.reshape(num_rows, -1)[:, :num_columns].reshape(-1)
+    # Position 0 of the padded values is what is not kept.
+    places = kept.cumsum(0, dtype=torch.int32) * kept
+    return F.pad(values, (1, 0)).index_select(0, places).view(num_rows, num_columns)
+
+
+def refuse_onnx(where: str) -> None:
+    """InputError if torch.onnx.export is running."""
+    if is_onnx_export():
+        raise InputError(
+            f"{where}: a compiled model is for this machine and has no ONNX form. Export the model"
+            " it was compiled from; or write a dense one with gossamer convert MODEL DENSE --format"
+            " dense, and export that."
+        )
+
 
 NO_GRADIENTS = (
     "a compiled model is for inference and gives no gradients. Call it under"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense or which kernel for one layer and token count: measured, recorded, the same on all ranks.
+"""Dense or which kernel: measured once per shape, kept on disk, the same on all ranks.
+
+Start at `Chooser.choose` for the kernels of one linear layer (its `Contenders`), and at
+`choose_among` for any callables that do the same work (`Rival`). Each answer is a `Choice`.
 
 Races are kept on disk so that a layer shape is timed once: one JSON file per machine under
 `GOSSAMER_CACHE`. It is a cache: a damaged file is replaced, and so is one of an older version. Only
@@ -30,6 +33,8 @@ from gossamer.ops import PRECISIONS, Kernel, Problem, Run, kernel_list
 from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.ops.timing import Race, contest
 from gossamer.ops.timing.load import Load
+
+__all__ = ["Call", "Choice", "Chooser", "Contenders", "CostKey", "CostTable", "Forced", "Rival"]
 
 _VERSION = 3
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the weights are that pruning left dense, and why: every matrix of a model is accounted for.
+"""Which layers can have a mask, where the weights are that pruning leaves dense, what works.
 
 A model can hold most of its weights in experts, recurrent layers or tables that no mask reaches.
 Its pruned layers then say little about the model, so reports name the rest, by reason and share.
-Which layers can have a mask, and which of them are left alone unless they are named, stands here,
-too.
 """
 
 import re
@@ -18,6 +16,17 @@ from gossamer.nn.layer_kinds import KINDS, sparse_layers
 from gossamer.nn.layer_weights import holders_of
 from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.nn.layers.tables import TableLayer
+
+__all__ = [
+    "EMBEDDINGS",
+    "PRUNABLE",
+    "LeftDense",
+    "active_parameters",
+    "is_head",
+    "left_dense",
+    "left_lines",
+    "why_not_prunable",
+]
 
 _MASKED_KINDS = tuple(kind for kind in KINDS.values() if kind.has_masks)
 PRUNABLE = tuple(stock for kind in _MASKED_KINDS for stock in kind.stock)

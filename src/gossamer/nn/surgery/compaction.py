@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From masked to compact, in the middle of a run: weights, gradients and optimizer state shrink.
+"""Masks are fixed in the middle of a run: `compact`; the optimizer's state is carried along.
 
 Every elementwise optimizer (SGD with momentum, Adam, AdamW, ...) takes exactly the steps it would
 have taken on the masked layer, because kept entries never depend on pruned ones.
@@ -22,6 +22,8 @@ from gossamer.nn.surgery import (
 )
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state, swap_parameter
 from gossamer.ops.training.expansion import gather
+
+__all__ = ["CompactionResult", "compact"]
 
 _LEFT_OUT_PROJ = "nn.MultiheadAttention reads out_proj.weight directly, which a compact layer lacks"
 

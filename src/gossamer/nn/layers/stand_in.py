@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `.weight` gives on a layer that has no dense weight: dtype, device and shape, no numbers.
+"""What layers without a dense weight answer when a model looks at `.weight` and its like.
+
+`HasNoWeight` gives a layer a `WeightStandIn`, which knows dtype, device and shape; computing with
+it is an error with advice, a `Refusal`. `ConvAttributes` are what models read of a convolution.
 
 Models read `layer.weight.dtype` to cast their inputs (T5, ViT, CLIP), which must go on working.
 A model that computes with the weight itself needs numbers, and is told what to do. Models read the
@@ -17,6 +20,8 @@ from torch.utils._pytree import tree_map_only
 
 from gossamer.errors import GossamerError, InputError
 from gossamer.ops.conv import ConvSettings, Pair
+
+__all__ = ["ConvAttributes", "HasNoWeight", "Refusal", "WeightStandIn"]
 
 _ATTRIBUTES = frozenset(
     {"dtype", "device", "shape", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn"}

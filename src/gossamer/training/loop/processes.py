@@ -1,15 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a loop uses its process; `training/distributed/placement/mesh.py` is the same for many."""
+"""Who carries out the steps of a loop: `Processes`, here one, elsewhere a mesh of them.
 
-from collections.abc import Callable, Mapping
+`loss_of` is the loss of a batch, with gradients recomputed if asked (`recomputing`);
+`not_finite_gradients` names bad ones. `Agreement`, `Evaluate`, `LossAndNumbers` and `States` are
+what a mesh must take and give as well.
+
+`training/distributed/placement/mesh.py` is the same for many. Recomputing is activation
+checkpointing for any model: blocks keep their input and run again in backward.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import InputError
 from gossamer.training.loop.run import Evaluate, Objective, TrainingRun, gradient_numbers
 from gossamer.training.memory import measure
+
+__all__ = [
+    "Agreement",
+    "Evaluate",
+    "LossAndNumbers",
+    "Processes",
+    "States",
+    "loss_of",
+    "not_finite_gradients",
+    "recomputing",
+]
 
 States = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 # The loss of a batch, and the numbers of its objective.
@@ -124,3 +145,54 @@ def loss_of(
         got = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise InputError(f"objective: must return one number as a tensor, got {got}.")
     return loss, found
+
+
+@contextmanager
+def recomputing(model: nn.Module, enabled: bool) -> Iterator[None]:
+    """Recompute the blocks of `model` in backward while the block runs.
+
+    Blocks are the members of its outermost ModuleLists; a model with a `recompute` setting of its
+    own is asked instead.
+    """
+    if not enabled:
+        yield
+        return
+    if isinstance(getattr(model, "recompute", None), bool):
+        before = model.recompute
+        model.recompute = True  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            model.recompute = before
+        return
+    blocks = list(_blocks(model))
+    if not blocks:
+        raise InputError(
+            "recompute: the model has no ModuleList of blocks to run again. Switch recompute off."
+        )
+    for block in blocks:
+        # On the instance: the class and other models of it stay as they are.
+        block.forward = _again(block.forward)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            # A list of single layers has nothing to throw away between them.
+            yield from (block for block in child if any(True for _ in block.children()))
+        else:
+            yield from _blocks(child)
