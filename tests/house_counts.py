@@ -102,8 +102,11 @@ ADDED = {
     ),
     "attention": (
         ("patterns/attention/", "ops/attention/", "nn/attention/"),
-        ("ops/_native.pyi",),
-        re.compile("AttentionTiles|attention_(for|back)ward"),
+        ("ops/_native.pyi", "ops/engines/", "running/", "cli/"),
+        re.compile(
+            "AttentionTiles|attention_(for|back)ward|_?[Kk]ey_?[Rr]ules|key_bytes|(kv|attention)_option"
+            "|can_truncate|turns|shared|_take"
+        ),
     ),
     "recipes of others": (
         ("recipes/foreign/",),

@@ -443,11 +443,32 @@ def make_decoder(
     rotations: tuple[tuple[int, NDArray[np.float32], NDArray[np.float32]], ...],
     **sizes_and_rules: object,
 ) -> Decoder: ...
+def make_session(
+    decoder: Decoder,
+    *,
+    type: int,
+    sinks: int,
+    window: int,
+    chosen: int,
+    whole_layers: int,
+    mass: float,
+) -> DecoderSession: ...
+def decoder_cache_bytes(
+    *,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    context: int,
+    type: int,
+    sinks: int,
+    window: int,
+    chosen: int,
+) -> int: ...
 
 class DecoderSession:
-    def __init__(self, decoder: Decoder) -> None: ...
     def step(self, ids: NDArray[np.int32], all: bool, logits: NDArray[np.float32]) -> None: ...
     def truncate(self, length: int) -> None: ...
+    def can_truncate(self, length: int) -> bool: ...
     @property
     def length(self) -> int: ...
     @property
