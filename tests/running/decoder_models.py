@@ -96,7 +96,6 @@ FAMILIES = {
     ),
     "olmo2": ("Olmo2ForCausalLM", _LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", _LLAMA | {"no_rope_layer_interval": 2}),
-    "starcoder2": ("Starcoder2ForCausalLM", _LLAMA | {"sliding_window": 33}),
     "granite": (
         "GraniteForCausalLM",
         _LLAMA

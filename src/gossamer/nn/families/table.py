@@ -26,7 +26,6 @@ from gossamer.nn.families import (
     qwen3,
     qwen3_moe,
     smollm3,
-    starcoder2,
     zoo_encoder,
     zoo_gpt,
 )
@@ -49,7 +48,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
     olmo2.FAMILY,
     smollm3.FAMILY,
     granite.FAMILY,
-    starcoder2.FAMILY,
     mixtral.FAMILY,
     qwen2_moe.FAMILY,
     qwen3_moe.FAMILY,
