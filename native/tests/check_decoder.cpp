@@ -319,7 +319,7 @@ std::vector<float> stepped(const Decoder& decoder, const std::vector<int32_t>& i
                            int64_t cut, int threads) {
   const auto tokens = static_cast<int64_t>(ids.size());
   std::vector<float> logits(ids.size() * static_cast<size_t>(decoder.shape.vocab), NAN);
-  DecoderSession session(decoder);
+  DecoderSession session(decoder, KvRules{});
   // What stood behind the cut must not be seen again.
   if (cut < tokens) {
     std::vector<int32_t> others(ids);
