@@ -91,6 +91,14 @@ ADDED = {
         ("ops/_native.pyi",),
         re.compile("AttentionTiles|attention_(for|back)ward"),
     ),
+    "door": (
+        (
+            *("ops/without_native.py", "io/huggingface/sentences.py"),
+            *("io/artifact/sentence_directory.py", "running/text/sentence_module.py"),
+        ),
+        (),
+        re.compile("never"),
+    ),
     "recipes of others": (("recipes/foreign/",), (), re.compile("never")),
     "any model": (
         (

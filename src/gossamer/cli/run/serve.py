@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer run serve`: a model behind HTTP."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from click import FloatRange, IntRange, argument, option
 
 from gossamer import settings
-from gossamer.cli.options import POSITIVE, pooling_option, precision_option, threads_option
+from gossamer.cli.options import (
+    POSITIVE,
+    pooling_option,
+    precision_option,
+    prompt_option,
+    threads_option,
+)
 from gossamer.cli.shell import Output, gossamer_command
 from gossamer.errors import ResourceError
-
-if TYPE_CHECKING:
-    from gossamer.running.text import Pooling
 
 _EXAMPLES = """
 gossamer run serve pruned/
@@ -66,6 +69,7 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
 )
 @precision_option
 @pooling_option
+@prompt_option
 @threads_option
 def serve(
     out: Output,
@@ -76,7 +80,6 @@ def serve(
     allow_hosts: tuple[str, ...],
     api_key: str | None,
     precision: str,
-    pooling: "Pooling",
     **asked: Any,
 ) -> None:
     """Answer /embed, /classify, /v1/embeddings, /v1/completions, /v1/chat/completions or /v1/score.
@@ -98,6 +101,7 @@ def serve(
     from gossamer.running.server import Access, Limits, build_app, make_service, run_server
     from gossamer.running.server.lifecycle import is_loopback, open_socket, url_of
 
+    embedding = {name: asked.pop(name) for name in ("pooling", "prompt")}
     limits = Limits(**asked)
     key = settings.api_key() if api_key is None else api_key
     # Behind an address of the network stand names that nobody here knows.
@@ -109,7 +113,11 @@ def serve(
             source = load_source(model, say=out.note)
         with out.stage("choosing kernels"):
             service = make_service(
-                source.model, source.beside, source.name, precision=precision, pooling=pooling
+                source.model,
+                source.beside,
+                source.name,
+                precision=precision,
+                **embedding,
             )
         if key is None and not is_loopback(host):
             out.note(

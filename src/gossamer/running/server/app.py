@@ -54,7 +54,8 @@ def make_service(
     name: str,
     *,
     precision: str = "fp32",
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
+    prompt: str | None = None,
 ) -> Service:
     """Compile `model` in place and say what it serves.
 
@@ -63,7 +64,8 @@ def make_service(
         beside: files beside its weights, by name: tokenizer.json or features.arrays is needed.
         name: what clients call it.
         precision: the lowest one that kernels may compute in.
-        pooling: of embeddings.
+        pooling: of embeddings; None = as the files beside it say.
+        prompt: name of the prompt in front of texts to embed; likewise.
     """
     if ClickScorer.fits(beside):
         # Before kernels are chosen: a vocabulary of another run is refused at once.
@@ -74,7 +76,7 @@ def make_service(
         return Service(name, writer=make_writer(model, beside, precision=precision))
     fast = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
     classifier = Classifier(fast, beside) if Classifier.fits(fast) else None
-    return Service(name, Embedder(fast, beside, pooling=pooling), classifier)
+    return Service(name, Embedder(fast, beside, pooling=pooling, prompt=prompt), classifier)
 
 
 def build_app(
