@@ -22,6 +22,7 @@ from gossamer.recipes.stages import (
     Tokens,
     Train,
 )
+from gossamer.recipes.stages.mixtures import FewerExperts, Moefy, Upcycle
 from gossamer.recipes.stages.schedules import ScheduleSettings
 
 SCHEMA_VERSION = 1
@@ -60,6 +61,9 @@ class Stage(Settings):
     recover: Recover | None = None
     tokens: Tokens | None = None
     relufy: Relufy | None = None
+    upcycle: Upcycle | None = None
+    moefy: Moefy | None = None
+    fewer_experts: FewerExperts | None = None
     round: Round | None = None
     train: Train | None = None
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gossamer.nn.families.mixtures import MixtureFacts
+
 
 @dataclass(frozen=True)
 class BlockParts:
@@ -321,6 +323,7 @@ class Family:
         classes: its classes in transformers.
         gguf: its names in gguf files.
         growth: what `gossamer.grow` needs to know.
+        mixtures: classes that a dense model of it becomes when it gets experts.
     """
 
     name: str
@@ -333,6 +336,7 @@ class Family:
     classes: ClassNames | str = "it is not a class of transformers"
     gguf: GgufNames | str = "no reader knows its gguf files"
     growth: GrowthFacts | str = "its layers have no residual stream that could be widened"
+    mixtures: tuple[MixtureFacts, ...] | str = "no class has its layers with experts"
 
 
 def transformers_path(model_type: str, name: str) -> str:

@@ -15,6 +15,7 @@ from gossamer.nn.families.family import (
     transformers_chain,
     transformers_path,
 )
+from gossamer.nn.families.mixtures import MIXTRAL, QWEN2_MOE
 
 LLAMA_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 
@@ -85,4 +86,5 @@ def llama_like(
 FAMILY = replace(
     llama_like("Llama", "llama", "Llama"),
     gguf=GgufNames("llama", "LlamaForCausalLM", rows="pairs"),
+    mixtures=(MIXTRAL, QWEN2_MOE),
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from gossamer.nn.families.family import GgufNames
 from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, LLAMA_WINDOW, llama_like
+from gossamer.nn.families.mixtures import MixtureFacts
 
 FAMILY = replace(
     llama_like(
@@ -15,4 +16,14 @@ FAMILY = replace(
     ),
     gguf=GgufNames("qwen3", "Qwen3ForCausalLM", more=GGUF_HEAD_NORMS),
     growth="queries and keys have norms of their own, which growth does not widen",
+    mixtures=(
+        MixtureFacts(
+            "transformers",
+            "Qwen3Moe",
+            "num_experts",
+            "moe_intermediate_size",
+            fixed={"norm_topk_prob": True},
+            needs={"attention_bias": False},
+        ),
+    ),
 )

@@ -51,7 +51,16 @@ FAMILIES: Final[tuple[Family, ...]] = (
 )
 
 Question = Literal[
-    "block", "encoder", "decoder", "tokens", "positions", "chains", "classes", "gguf", "growth"
+    "block",
+    "encoder",
+    "decoder",
+    "tokens",
+    "positions",
+    "chains",
+    "classes",
+    "gguf",
+    "growth",
+    "mixtures",
 ]
 
 

@@ -2,6 +2,7 @@
 """The GPT of gossamer's zoo."""
 
 from gossamer.nn.families.family import BlockParts, Chain, Family, GrowthFacts
+from gossamer.nn.families.mixtures import MixtureFacts
 
 FAMILY = Family(
     name="zoo.GPT",
@@ -25,5 +26,18 @@ FAMILY = Family(
         layers="num_layers",
         vocabulary="vocab_size",
         roles={"tokens": "table", "positions": "embedding", "norm": "last norm", "head": "head"},
+    ),
+    mixtures=(
+        MixtureFacts(
+            "gossamer.zoo.switch",
+            "SwitchGPT",
+            "num_experts",
+            "ffn_width",
+            up="moe.experts.up",
+            down="moe.experts.down",
+            router="moe.router",
+            top_k="top_k",
+            fixed={"every": 1},
+        ),
     ),
 )
