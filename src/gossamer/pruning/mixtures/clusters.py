@@ -26,18 +26,16 @@ def balanced_clusters(fired_FT: torch.Tensor, clusters: int, seed: int = 0) -> t
     norms_F1 = torch.linalg.vector_norm(fired_FT, dim=1, keepdim=True).clamp(min=1e-12)
     points_FT = fired_FT / norms_F1
     centres_ET = points_FT[_first_centres(points_FT, clusters, seed)]
-    best: torch.Tensor | None = None
-    best_sum = -torch.inf
+    best, best_sum = torch.zeros(neurons, dtype=torch.long), -torch.inf
     for _ in range(_ROUNDS):
         near_FE = points_FT @ centres_ET.t()
         own_F = _assign(near_FE, each)
         total = float(near_FE.gather(1, own_F[:, None]).sum())
-        if best is not None and total <= best_sum * (1 + 1e-6):
+        if total <= best_sum:
             break
         best, best_sum = own_F, total
         sums_ET = torch.zeros_like(centres_ET).index_add_(0, own_F, points_FT)
         centres_ET = sums_ET / torch.linalg.vector_norm(sums_ET, dim=1, keepdim=True).clamp(1e-12)
-    assert best is not None  # one round at least
     return best.argsort(stable=True).view(clusters, each)
 
 
@@ -68,7 +66,7 @@ def _assign(near_FE: torch.Tensor, each: int) -> torch.Tensor:
             regret_W = first_W2[:, 0] - first_W2[:, 1]
         else:
             regret_W = torch.zeros(len(waiting))
-        for cluster in choice_W.unique().tolist():
+        for cluster in sorted(set(choice_W.tolist())):
             here = (choice_W == cluster).nonzero().flatten()
             taken = here[regret_W[here].argsort(descending=True, stable=True)]
             taken = waiting[taken[: int(room_E[cluster])]]

@@ -151,24 +151,23 @@ def _mixing(seen: _Seen, settings: FewerSettings, result: FewerExperts) -> torch
         return mix
     # One token at least, so that an expert without any still has its own weights.
     tokens_E = seen.tokens_E.clamp(min=1).double()
-    home_E = _homes(seen, kept)
+    home_E = _homes(seen.layer, seen.x_TD, kept)
     mix = torch.zeros_like(mix)
     mix[home_E, torch.arange(count)] = tokens_E
     return mix / mix.sum(1, keepdim=True)
 
 
-def _homes(seen: _Seen, kept: torch.Tensor) -> torch.Tensor:
+def _homes(layer: MixtureLayer, x_TD: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """The place among the kept experts that every expert goes to."""
-    count, x_TD = seen.layer.num_experts, seen.x_TD
-    assert x_TD is not None  # tokens came
+    count = layer.num_experts
     outputs = []
     for expert in range(count):
         way = Routes.of_choice(torch.full((len(x_TD), 1), expert), count)
         ones = torch.ones(len(x_TD), dtype=x_TD.dtype)
         arguments: Any = (x_TD, way, ones)
-        if hasattr(seen.layer.experts, "rules"):
+        if hasattr(layer.experts, "rules"):
             arguments = (x_TD, torch.full((len(x_TD), 1), expert), ones[:, None])
-        flat = seen.layer.experts(*arguments).flatten().double()
+        flat = layer.experts(*arguments).flatten().double()
         outputs.append(flat / torch.linalg.vector_norm(flat).clamp(min=1e-300))
     alike = torch.stack(outputs) @ torch.stack([outputs[i] for i in kept.tolist()]).t()
     alike[kept] = torch.eye(len(kept), dtype=alike.dtype)

@@ -123,7 +123,9 @@ def moefy(
     with unchanged_on_error(model, contents=()), torch.no_grad():
         with evaluating(model):
             for number, stop in enumerate(stops([b.call(model) for b in batches], flow)):
-                rows = [rows_of(x, keeps[i]) for x, i in zip(stop.inputs, stop.batches, strict=True)]
+                rows = [
+                    rows_of(x, keeps[i]) for x, i in zip(stop.inputs, stop.batches, strict=True)
+                ]
                 if stop.module is parts[number // 2].ups[0]:
                     seen = rows
                     continue
@@ -224,7 +226,7 @@ def _weights(
     # The bias of the part is added once: weights of a token's experts sum to 1.
     bias = part.down.bias
     down_bias = None if bias is None else bias.detach().expand(count, -1) * (times if alone else 1)
-    shared = ()
+    shared: tuple[torch.Tensor, ...] = ()
     if len(shared_S):
         shared = (*(weight[shared_S].clone() for weight in ups), down[:, shared_S].clone())
     return ExpertWeights(

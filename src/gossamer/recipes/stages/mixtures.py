@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages that make experts, and stages that leave fewer of them.
 
-`Upcycle` copies feed-forward parts, `Moefy` deals their neurons out, `FewerExperts` drops or merges.
+`Upcycle` copies feed-forward parts, `Moefy` deals their neurons out, `FewerExperts` drops or merges
+experts.
 """
 
 from typing import Annotated, ClassVar, Literal

@@ -33,8 +33,8 @@ def run_moefy_stage(model: nn.Module, step: Moefy, given: StageInput) -> StageOu
     mean, best = (sum(part.values()) / len(part) for part in (found.given, found.best))
     notes = [
         f"moefy: {found.active:.0%} of the neurons of every block are active for a token. On the"
-        f" data they give {mean:.1%} of what all give ({best:.1%} if the best were chosen), least in"
-        f" {worst}: {found.given[worst]:.1%}."
+        f" data they give {mean:.1%} of what all give ({best:.1%} if the best were chosen), and"
+        f" {found.given[worst]:.1%} in {worst}, the worst."
     ]
     return StageOutcome(notes + _unseen("moefy", found.unseen, "was never chosen"), [], True)
 

@@ -76,9 +76,7 @@ def upcycle(
     # A Switch layer weighs its only expert by about 1 / E.
     scale = float(experts) if is_switch and top_k == 1 else 1.0
     with unchanged_on_error(model, optimizer, contents=()), torch.no_grad():
-        weights = {
-            part.block: _copies(part, sizes, noise, scale, generator) for part in parts
-        }
+        weights = {part.block: _copies(part, sizes, noise, scale, generator) for part in parts}
         become_mixture(model, sizes, weights)
         if optimizer is not None:
             _follow(optimizer, model, old, sizes)
@@ -88,10 +86,12 @@ def upcycle(
 def _parameters_of(part: FeedForwardPart) -> list[tuple[str, list[nn.Parameter]]]:
     """What each Parameter of the experts is made of, under its name there."""
     ups, down = part.ups, part.down
-    found = [("up.weight", [layer.weight for layer in ups]), ("down.weight", [down.weight])]
-    if down.bias is not None:
-        found += [("up.bias", [layer.bias for layer in ups]), ("down.bias", [down.bias])]
-    return found
+    names = ("weight",) if down.bias is None else ("weight", "bias")
+    return [
+        (f"{place}.{name}", [layer.get_parameter(name) for layer in layers])
+        for name in names
+        for place, layers in (("up", ups), ("down", (down,)))
+    ]
 
 
 def _copies(

@@ -8,12 +8,7 @@ the objects that they were, and files of them are those of ordinary models.
 """
 
 from gossamer.nn.surgery.mixtures.dense import FeedForwardPart, feed_forwards
-from gossamer.nn.surgery.mixtures.making import (
-    ExpertWeights,
-    MixtureSizes,
-    become_mixture,
-    mixture_class,
-)
+from gossamer.nn.surgery.mixtures.making import ExpertWeights, MixtureSizes, become_mixture
 from gossamer.nn.surgery.mixtures.mixing import MixtureLayer, mix_experts, mixtures_of
 
 __all__ = [

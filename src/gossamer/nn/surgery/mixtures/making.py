@@ -134,7 +134,7 @@ def _prefix(model: nn.Module) -> str:
 def _configuration(
     model: Any, facts: MixtureFacts, settings: Mapping[str, Any], kind: type[Any]
 ) -> Any:
-    """The settings of the dense model that the class with experts has, too, and those of experts."""
+    """What the class with experts knows of the dense model's settings, and those of experts."""
     dense = model.config.to_dict()
     for name, needed in facts.needs.items():
         found = dense.get(name, needed)

@@ -50,7 +50,7 @@ def mixtures_of(model: nn.Module) -> list[MixtureLayer]:
         if len(layers) == 2:
             parent = name.rpartition(".")[0]
             count = int(getattr(layers[1], "num_experts"))  # noqa: B009 (of any form)
-            found.append(MixtureLayer(parent, module, *layers, count))
+            found.append(MixtureLayer(parent, module, layers[0], layers[1], count))
     return found
 
 
@@ -81,7 +81,8 @@ def mix_experts(model: nn.Module, mixing: Mapping[str, torch.Tensor]) -> None:
             in_experts = any(tensor is held for held in layer.experts.parameters())
             is_router = tensor.shape[:1] == (layer.num_experts,) and not own.startswith("shared")
             if in_experts or is_router:
-                parts = tensor.detach().unflatten(0, (layer.num_experts, -1))
+                whole = tensor.detach()
+                parts = whole.view(layer.num_experts, -1, *whole.shape[1:])
                 numbers[f"{layer.name}.{own}"] = _mixed(parts, mix).flatten(0, 1)
     become(model, _smaller(model, left), numbers)
 
