@@ -77,10 +77,14 @@ ADDED = {
             *("nn/moe/", "nn/layers/experts/", "ops/experts/", "running/packed/experts.py"),
             *("pruning/calibration/experts.py", "nn/surgery/known_layers.py"),
             *("training/experts.py", "recipes/stages/train/experts.py", "zoo/switch.py"),
-            "training/optim/kept_parts.py",
+            *("training/optim/kept_parts.py", "running/decoder/experts.py"),
+            "ops/engines/decoder_experts.py",
+            *(f"nn/families/{n}.py" for n in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")),
         ),
-        ("nn/", "pruning/", "running/", "io/", "training/", "runs/"),
-        re.compile(r"_?[Ee]xpert|_?pack_experts|num_parts|unstack|_solved|_together|as_published"),
+        ("ops/engines/decoder.py", "nn/", "pruning/", "running/", "io/", "training/", "runs/"),
+        re.compile(
+            r"_?[Ee]xpert|_?[Mm]ixture|_?pack_experts|num_parts|unstack|_solved|_together|as_published"
+        ),
     ),
     "attention": (
         ("patterns/attention/", "ops/attention/", "nn/attention/"),

@@ -73,11 +73,45 @@ struct BoundDecoder {
     return norm(of, static_cast<int64_t>(weight.shape(0)) == dim ? dim : heads * dim, name);
   }
 
-  // weights: qkv, out, gate_up, down. norms: what attention reads and gives, what the feed-forward part
-  // reads and gives, queries, keys.
-  void add_layer(const nb::tuple& weights, const nb::tuple& norms, int64_t rotation, int64_t window, float scale) {
+  // One expert: (gate_up, down), of any inner size.
+  DecoderExpert expert(const nb::tuple& weights, const char* name) {
+    expect(nb::len(weights) == 2, std::string(name) + " must be (gate_up, down)");
+    const auto gate_up = nb::cast<nb::tuple>(weights[0]), down = nb::cast<nb::tuple>(weights[1]);
+    expect(nb::len(down) == 3, std::string(name) + " must hold (few, many, bias)");
+    const auto* packed = nb::cast<const PackedWeight*>(down[0]);
+    expect(packed && packed->columns >= 1, std::string(name) + " must have inner features");
+    const int64_t width = decoder.shape.width, ffn = packed->columns;
+    return {linear(gate_up, (decoder.rules.gated ? 2 : 1) * ffn, width, name), linear(down, width, ffn, name)};
+  }
+
+  // experts: (top_k, normalised, router, experts, shared one or None, its gate or None).
+  DecoderExperts mixture(const nb::tuple& experts) {
+    expect(nb::len(experts) == 6, "experts must be (top_k, normalised, router, experts, shared, shared gate)");
+    DecoderExperts made;
+    made.top_k = nb::cast<int64_t>(experts[0]);
+    made.normalised = nb::cast<bool>(experts[1]);
+    made.gated = decoder.rules.gated;
+    const auto each = nb::cast<nb::tuple>(experts[3]);
+    const auto count = static_cast<int64_t>(nb::len(each));
+    expect(count >= 1 && made.top_k >= 1 && made.top_k <= count, "top_k must be in [1, number of experts]");
+    made.router = linear(nb::cast<nb::tuple>(experts[2]), count, decoder.shape.width, "router");
+    for (int64_t i = 0; i < count; ++i) made.experts.push_back(expert(nb::cast<nb::tuple>(each[i]), "expert"));
+    for (const DecoderExpert& one : made.experts)
+      expect(one.down.few->columns == made.experts[0].down.few->columns, "experts must have one size");
+    if (!experts[4].is_none()) made.shared.push_back(expert(nb::cast<nb::tuple>(experts[4]), "shared expert"));
+    expect(experts[5].is_none() || !made.shared.empty(), "a shared gate needs a shared expert");
+    if (!experts[5].is_none())
+      made.shared_gate = linear(nb::cast<nb::tuple>(experts[5]), 1, decoder.shape.width, "shared gate");
+    return made;
+  }
+
+  // weights: qkv, out, gate_up, down; the last two only without experts. norms: what attention reads and gives,
+  // what the feed-forward part reads and gives, queries, keys.
+  void add_layer(const nb::tuple& weights, const nb::tuple& norms, int64_t rotation, int64_t window, float scale,
+                 const nb::object& experts) {
     expect(!has_sessions, "layers cannot be added once there are sessions");
-    expect(nb::len(weights) == 4 && nb::len(norms) == 6, "a layer has four weights and six norms or None");
+    expect(nb::len(weights) == (experts.is_none() ? 4 : 2) && nb::len(norms) == 6,
+           "a layer has four weights, or two and experts, and six norms or None");
     expect(rotation >= -1 && rotation < static_cast<int64_t>(decoder.rotations.size()), "there is no such rotation");
     expect(window >= 0, "a window must not be negative");
     const DecoderShape& s = decoder.shape;
@@ -94,8 +128,12 @@ struct BoundDecoder {
     layer.key = head_norm(norms[5], s.kv_heads, "key norm");
     layer.qkv = linear_of(0, s.qkv_rows(), s.width, "qkv");
     layer.out = linear_of(1, s.width, s.heads * s.head_dim, "out");
-    layer.gate_up = linear_of(2, (decoder.rules.gated ? 2 : 1) * s.ffn, s.width, "gate_up");
-    layer.down = linear_of(3, s.width, s.ffn, "down");
+    if (experts.is_none()) {
+      layer.gate_up = linear_of(2, (decoder.rules.gated ? 2 : 1) * s.ffn, s.width, "gate_up");
+      layer.down = linear_of(3, s.width, s.ffn, "down");
+    } else {
+      layer.experts = mixture(nb::cast<nb::tuple>(experts));
+    }
     layer.rotation = rotation;
     layer.window = window;
     layer.scale = scale;
@@ -177,7 +215,7 @@ struct BoundSession {
 void bind_decoder(nb::module_& m) {
   nb::class_<BoundDecoder>(m, "Decoder")
       .def("add_layer", &BoundDecoder::add_layer, nb::arg("weights"), nb::arg("norms"), nb::arg("rotation"),
-           nb::arg("window"), nb::arg("scale"));
+           nb::arg("window"), nb::arg("scale"), nb::arg("experts").none());
   m.def("make_decoder", make, nb::kw_only(), nb::arg("kernels"), nb::arg("width"), nb::arg("heads"), nb::arg("kv_heads"),
         nb::arg("head_dim"), nb::arg("ffn"), nb::arg("vocab"), nb::arg("context"), nb::arg("activation"),
         nb::arg("layer_norm"), nb::arg("gated"), nb::arg("parallel"), nb::arg("interleaved"), nb::arg("embedding_scale"),

@@ -13,8 +13,6 @@ namespace {
 
 // Below this many multiply-adds attention is done before another thread has woken up.
 constexpr int64_t kWorthThreads = 1 << 15;
-// From here on the layouts for many tokens are used, where a layer has them.
-constexpr int64_t kManyTokens = 17;
 
 int64_t to_multiple(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -57,13 +55,6 @@ void DecoderSession::step(const int32_t* ids, int64_t count, bool all, float* lo
   length_ += count;
 }
 
-void DecoderSession::linear(const DecoderLinear& weight, const float* x, int64_t tokens, float* y, int num_threads) {
-  const PackedWeight& packed = weight.many && tokens >= kManyTokens ? *weight.many : *weight.few;
-  packed.run({x, tokens, packed.columns, y, packed.rows, weight.bias.empty() ? nullptr : weight.bias.data(),
-              Activation::none},
-             num_threads);
-}
-
 void DecoderSession::norm(const DecoderNorm& norm, const float* x, int64_t count, int64_t n, float* y) const {
   const DecoderMath& math = *decoder_.math;
   for (int64_t t = 0; t < count; ++t, x += n, y += n) {
@@ -102,23 +93,32 @@ void DecoderSession::chunk(const int32_t* ids, int64_t count, int64_t position, 
   embed(ids, count, position);
   for (size_t i = 0; i < decoder_.layers.size(); ++i) {
     const DecoderLayer& layer = decoder_.layers[i];
-    linear(layer.qkv, read(layer.attention_in), count, qkv_.data(), num_threads);
+    layer.qkv.run(read(layer.attention_in), count, qkv_.data(), num_threads);
     norm_heads(layer, count);
     attend(static_cast<int64_t>(i), count, position, num_threads);
-    linear(layer.out, attended_.data(), count, added_.data(), num_threads);
+    layer.out.run(attended_.data(), count, added_.data(), num_threads);
     const float* x = rules.parallel ? read(layer.ffn_in) : nullptr;
     give(layer.attention_out);
     if (!x) x = read(layer.ffn_in);
-    linear(layer.gate_up, x, count, gate_up_.data(), num_threads);
-    const int64_t rows = rules.gated ? 2 * shape.ffn : shape.ffn;
-    for (int64_t t = 0; t < count; ++t) {
-      const float* gate = gate_up_.data() + t * rows;
-      math.gate(rules.activation, gate, rules.gated ? gate + shape.ffn : nullptr, shape.ffn,
-                gated_.data() + t * shape.ffn);
-    }
-    linear(layer.down, gated_.data(), count, added_.data(), num_threads);
+    feed_forward(layer, x, count, num_threads);
     give(layer.ffn_out);
   }
+}
+
+void DecoderSession::feed_forward(const DecoderLayer& layer, const float* x, int64_t count, int num_threads) {
+  const DecoderShape& shape = decoder_.shape;
+  const DecoderRules& rules = decoder_.rules;
+  if (!layer.experts.is_empty())
+    return experts_.run(layer.experts, *decoder_.math, rules.activation, x, count, shape.width, added_.data(),
+                        num_threads);
+  layer.gate_up.run(x, count, gate_up_.data(), num_threads);
+  const int64_t rows = rules.gated ? 2 * shape.ffn : shape.ffn;
+  for (int64_t t = 0; t < count; ++t) {
+    const float* gate = gate_up_.data() + t * rows;
+    decoder_.math->gate(rules.activation, gate, rules.gated ? gate + shape.ffn : nullptr, shape.ffn,
+                        gated_.data() + t * shape.ffn);
+  }
+  layer.down.run(gated_.data(), count, added_.data(), num_threads);
 }
 
 void DecoderSession::norm_heads(const DecoderLayer& layer, int64_t count) {
@@ -192,7 +192,7 @@ void DecoderSession::logits_of(int64_t first, int64_t count, float* logits, int 
   const DecoderShape& shape = decoder_.shape;
   const DecoderRules& rules = decoder_.rules;
   norm(decoder_.final_norm, hidden_.data() + first * shape.width, count, shape.width, normed_.data());
-  linear(decoder_.head, normed_.data(), count, logits, num_threads);
+  decoder_.head.run(normed_.data(), count, logits, num_threads);
   if (rules.logits_scale != 1.0f || rules.logits_cap != 0.0f)
     decoder_.math->scale_and_cap(logits, count * shape.vocab, rules.logits_scale, rules.logits_cap);
 }

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
-from gossamer.nn.families import answers, block_of, why_not
+from gossamer.nn.families import answers, block_of, family_of, why_not
 from gossamer.nn.families.table import FAMILIES
 from gossamer.nn.families.text import is_decoder, starts_after_padding
 from gossamer.nn.relufication import relufy
@@ -146,7 +146,8 @@ def test_positions_start_where_the_table_says(family):
 def test_decoders_name_parts_that_their_model_has(family):
     facts = answers("decoder")[family]
     assert answers("chains").get(family, {}).get(facts.model, facts.chain) == facts.chain
-    assert answers("block")[family] is facts.block
+    assert answers("block").get(family, facts.block) is facts.block
+    assert (family in answers("block")) == (facts.experts is None)
     model = tiny(facts.model)
     for name in (facts.chain.front[0], *facts.chain.back, facts.rotary, facts.positions):
         model.get_submodule(name)
@@ -155,10 +156,29 @@ def test_decoders_name_parts_that_their_model_has(family):
     in_block += (facts.residual_scale, facts.rotary_by_type)
     for owner, paths in ((model, in_model), (model.get_submodule(facts.chain.layers)[0], in_block)):
         for path in filter(None, paths):
-            attrgetter(path)(owner)
+            if path != facts.window or not facts.window_in_some:
+                attrgetter(path)(owner)
     for name in (*(facts.norms_in or ()), *facts.norms_out, *facts.head_norms):
         model.get_submodule(facts.chain.layers)[0].get_submodule(name)
     assert bool(facts.rotary) != bool(facts.positions), "tokens have places"
+
+
+@pytest.mark.parametrize("family", [f for f, d in answers("decoder").items() if d.experts])
+def test_mixtures_name_parts_that_their_model_has(family):
+    facts = answers("decoder")[family]
+    model = tiny(facts.model)
+    assert family_of(model, "decoder") == family
+    block, experts = model.get_submodule(facts.chain.layers)[0], facts.experts
+    for name in filter(None, (experts.router, experts.experts, experts.shared_gate)):
+        block.get_submodule(name)
+    if experts.shared:
+        for name in experts.shared_parts:
+            block.get_submodule(f"{experts.shared}.{name}")
+    if experts.normalised:
+        assert isinstance(attrgetter(experts.normalised)(block), bool)
+    assert type(block).__name__ in facts.block.block
+    for question in ("block", "chains", "growth"):
+        assert "expert" in why_not(model, question) or "router" in why_not(model, question)
 
 
 @pytest.mark.parametrize("family", names_with("block"))

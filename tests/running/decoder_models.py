@@ -106,6 +106,41 @@ FAMILIES = {
             "attention_multiplier": 0.2,
         },
     ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        _WIDE | {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 33},
+    ),
+    "mixtral of one": (
+        "MixtralForCausalLM",
+        _LLAMA | {"num_local_experts": 1, "num_experts_per_tok": 1},
+    ),
+    # Blocks 0 and 2 are dense; one expert sees all tokens, and has a size of its own.
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        _LLAMA
+        | {
+            "num_experts": 6,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 22,
+            "shared_expert_intermediate_size": 130,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        _WIDE
+        | {
+            "num_experts": 9,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 22,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "olmoe": ("OlmoeForCausalLM", _LLAMA | {"num_experts": 7, "num_experts_per_tok": 3}),
     "gpt-neox": (
         "GPTNeoXForCausalLM",
         {
@@ -152,7 +187,9 @@ def make_model(name, **settings):
     kind = getattr(transformers, kind)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = kind(kind.config_class(**(_SIZES | fields | settings)))
+        config = kind.config_class(**(_SIZES | fields | settings))
+        config._experts_implementation = "eager"  # the others refuse odd sizes
+        model = kind(config)
         for parameter_name, parameter in model.requires_grad_(False).named_parameters():
             if "norm" in parameter_name or ".ln_" in parameter_name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)

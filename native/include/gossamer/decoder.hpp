@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "gossamer/big_alloc.hpp"
+#include "gossamer/decoder_experts.hpp"
+#include "gossamer/decoder_linear.hpp"
 #include "gossamer/decoder_math.hpp"
 #include "gossamer/packed_weight.hpp"
 
@@ -30,13 +32,6 @@ struct DecoderRules {
   float score_cap = 0.0f, logits_cap = 0.0f;  // 0: none
 };
 
-// Owned by whoever builds the decoder; it must outlive it.
-struct DecoderLinear {
-  const PackedWeight* few = nullptr;
-  const PackedWeight* many = nullptr;  // may be null
-  std::vector<float> bias;             // empty or [rows]
-};
-
 struct DecoderNorm {
   std::vector<float> weight, bias;  // no weight: there is no such norm
   float eps = 0.0f;
@@ -52,6 +47,7 @@ struct DecoderRotation {
 
 struct DecoderLayer {
   DecoderLinear qkv, out, gate_up, down;       // rows of queries, keys, values; of gate, up
+  DecoderExperts experts;                      // the feed-forward part, if there are any
   DecoderNorm attention_in, attention_out;     // of what attention reads, and of what it gives
   DecoderNorm ffn_in, ffn_out;                 // the same of the feed-forward part
   DecoderNorm query, key;                      // of every head, or of all heads as one
@@ -98,11 +94,13 @@ class DecoderSession {
   void logits_of(int64_t first, int64_t count, float* logits, int num_threads);
   // `count` vectors of n floats; y may be x.
   void norm(const DecoderNorm& norm, const float* x, int64_t count, int64_t n, float* y) const;
-  void linear(const DecoderLinear& weight, const float* x, int64_t tokens, float* y, int num_threads);
+  // x is what the feed-forward part reads; the result is in added_.
+  void feed_forward(const DecoderLayer& layer, const float* x, int64_t count, int num_threads);
 
   const Decoder& decoder_;
   int64_t length_ = 0, padded_dim_, padded_context_;
   BigVector<float> keys_, values_;
+  ExpertsRun experts_;
   BigVector<float> hidden_, normed_, qkv_, attended_, gate_up_, gated_, added_;
 };
 

@@ -430,6 +430,7 @@ class Decoder:
         rotation: int,
         window: int,
         scale: float,
+        experts: tuple[object, ...] | None,
     ) -> None: ...
 
 def make_decoder(

@@ -124,6 +124,28 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True)
+class ExpertFacts:
+    """Where a block keeps a mixture of experts; the weights of a token's experts are probabilities.
+
+    Attributes:
+        router: module with a `weight`, `num_experts` and `top_k`.
+        experts: module with the weights of all experts.
+        normalised: attribute that says whether the weights of a token's experts are made to add up
+            to 1; empty: they always are.
+        shared: module of an expert that sees all tokens; empty: there is none.
+        shared_parts: its layers: gate, up, down.
+        shared_gate: layer whose sigmoid is the factor of that expert; empty: the factor is 1.
+    """
+
+    router: str
+    experts: str
+    normalised: str = ""
+    shared: str = ""
+    shared_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_gate: str = ""
+
+
+@dataclass(frozen=True)
 class DecoderFacts:
     """Which switches of the native decoder a family needs; without any, it is a Llama.
 
@@ -145,6 +167,7 @@ class DecoderFacts:
         rotates: attribute that says whether a layer rotates; empty: all do.
         positions: module of the model with learned positions.
         window: attribute with the number of positions that a layer attends to.
+        window_in_some: layers without that attribute attend to all positions.
         score_cap: attribute with the soft cap of the scores.
         parallel: attribute that says whether attention and feed-forward part read the same.
         interleaved: rows of the one projection are query, key and value of each head in turn.
@@ -153,6 +176,7 @@ class DecoderFacts:
         logits_divisor: attribute of the model.
         logits_cap: attribute of the model with the soft cap of the logits.
         requires: attributes of the model, and whether they must be set.
+        experts: of blocks that have them instead of the feed-forward part of `block`.
     """
 
     model: str
@@ -168,6 +192,7 @@ class DecoderFacts:
     rotates: str = ""
     positions: str = ""
     window: str = ""
+    window_in_some: bool = False
     score_cap: str = ""
     parallel: str = ""
     interleaved: bool = False
@@ -176,6 +201,7 @@ class DecoderFacts:
     logits_divisor: str = ""
     logits_cap: str = ""
     requires: tuple[tuple[str, bool], ...] = ()
+    experts: ExpertFacts | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     DecoderFacts,
+    ExpertFacts,
     Family,
     GgufNames,
     GrowthFacts,
@@ -80,6 +81,32 @@ def llama_like(
                 "score": "classifier",
             },
         ),
+    )
+
+
+def mixture_like(
+    name: str,
+    model_type: str,
+    prefix: str,
+    experts: ExpertFacts,
+    decoder: Mapping[str, Any],
+) -> Family:
+    """A family like Llama that has mixtures of experts, at least in some blocks.
+
+    Args:
+        name: what people call it.
+        model_type: what config.json calls it.
+        prefix: how the names of its classes begin.
+        experts: where a block keeps them.
+        decoder: in what else its `DecoderFacts` differ.
+    """
+    whole = "its feed-forward parts are mixtures of experts, which are neither cut nor widened"
+    return replace(
+        llama_like(name, model_type, prefix, decoder={"experts": experts, **decoder}),
+        block=whole,
+        chains="the losses of its routers would be lost between the stages of a pipeline",
+        classes="transformers' own table finds its classes",
+        growth=whole,
     )
 
 

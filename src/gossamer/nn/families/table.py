@@ -15,12 +15,16 @@ from gossamer.nn.families import (
     granite,
     llama,
     mistral,
+    mixtral,
     olmo2,
+    olmoe,
     opt,
     phi3,
     plain,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
     smollm3,
     zoo_encoder,
     zoo_gpt,
@@ -44,6 +48,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
     olmo2.FAMILY,
     smollm3.FAMILY,
     granite.FAMILY,
+    mixtral.FAMILY,
+    qwen2_moe.FAMILY,
+    qwen3_moe.FAMILY,
+    olmoe.FAMILY,
     gpt_neox.FAMILY,
     zoo_encoder.FAMILY,
     zoo_gpt.FAMILY,
@@ -71,14 +79,16 @@ def answers(question: Question) -> dict[str, Any]:
     return {name: answer for name, answer in found.items() if not isinstance(answer, str)}
 
 
-_BY_BLOCK = {block.block: name for name, block in answers("block").items()}
+# Some families answer for their blocks to the native decoder alone.
+_BY_BLOCK = {facts.block.block: name for name, facts in answers("decoder").items()}
+_BY_BLOCK |= {block.block: name for name, block in answers("block").items()}
 
 
 def block_of(module: nn.Module, question: Question = "block") -> BlockParts | None:
     """The parts of a block of a family that answers `question`; None for every other module."""
     kind = type(module)
     name = _BY_BLOCK.get(f"{kind.__module__}.{kind.__qualname__}", "")
-    parts: BlockParts | None = answers("block")[name] if name in answers(question) else None
+    parts: BlockParts | None = answers("block").get(name) if name in answers(question) else None
     if parts is not None and not _has(module, parts.down):
         return None  # a variant whose feed-forward part is another one
     return parts

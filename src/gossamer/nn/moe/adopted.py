@@ -106,6 +106,12 @@ class RoutedExperts(nn.Module):
         self.rules = _without_weights(experts)
         inherit_hooks(self, experts)
 
+    @property
+    def layers(self) -> tuple[nn.Module, nn.Module]:
+        """The layer that reads the tokens, and the one that gives the result."""
+        up, down = (self.get_submodule(name) for name in self._names)
+        return up, down
+
     def act(self, h_SF: torch.Tensor) -> torch.Tensor:
         """What stands between the projections."""
         rules: Any = self.rules
@@ -141,6 +147,14 @@ def adopt_experts(model: nn.Module) -> nn.Module:
         parent, _, key = path.rpartition(".")
         model.get_submodule(parent)._modules[key] = RoutedExperts(module, stored)
     return model
+
+
+def stored_layers(
+    module: nn.Module, stored: tuple[StoredProjection, ...]
+) -> tuple[GroupedLinear, GroupedLinear]:
+    """Layers over the Parameters of a module of experts, which stays as it is."""
+    up, down = (_layer(module, projection) for projection in stored)
+    return up, down
 
 
 def _layer(source: Any, projection: StoredProjection) -> GroupedLinear:

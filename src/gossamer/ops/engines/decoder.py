@@ -5,7 +5,7 @@ Legend: T tokens, V vocabulary, D width of a head.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear import PackedWeight
 from gossamer.ops.packed import float_array, optional_array
 from gossamer.out_of_memory import names_memory
+
+if TYPE_CHECKING:
+    from gossamer.ops.engines.decoder_experts import DecoderExperts
 
 __all__ = [
     "DecoderBlock",
@@ -126,8 +129,10 @@ class DecoderBlock:
     """One layer: rows of `qkv` are queries, keys, values, those of `gate_up` gate and up.
 
     Attributes:
+        gate_up: None, as `down`, in a layer of experts.
         norms: of what attention reads and gives, of what the feed-forward part reads and gives, of
             queries and of keys: of each head, or of all as one. None: there is no such norm.
+        experts: the feed-forward part, or None.
         rotation: number of the angles that turn its heads; -1: they are not turned.
         window: positions that a token attends to, its own included; 0: all.
         scale: of the scores.
@@ -135,17 +140,30 @@ class DecoderBlock:
 
     qkv: PackedLayer
     out: PackedLayer
-    gate_up: PackedLayer
-    down: PackedLayer
+    gate_up: PackedLayer | None
+    down: PackedLayer | None
     norms: tuple[DecoderNorm | None, ...]
     rotation: int
     window: int
     scale: float
+    experts: "DecoderExperts | None" = None
+
+    @property
+    def dense_linears(self) -> tuple[PackedLayer, ...]:
+        """The weights that all tokens read, without those of a mixture: four, or two."""
+        parts = (self.qkv, self.out, self.gate_up, self.down)
+        return tuple(part for part in parts if part is not None)
 
     @property
     def linears(self) -> tuple[PackedLayer, ...]:
-        """The four weights."""
-        return self.qkv, self.out, self.gate_up, self.down
+        """All weights."""
+        return self.dense_linears + (() if self.experts is None else self.experts.linears)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token reads."""
+        mixture = 0 if self.experts is None else self.experts.token_bytes
+        return mixture + sum(linear.nbytes for linear in self.dense_linears)
 
 
 class NativeDecoder:
@@ -191,11 +209,12 @@ class NativeDecoder:
             )
             for block in blocks:
                 self._native.add_layer(
-                    tuple(linear.native() for linear in block.linears),
+                    tuple(linear.native() for linear in block.dense_linears),
                     tuple(None if norm is None else norm.native() for norm in block.norms),
                     block.rotation,
                     block.window,
                     block.scale,
+                    None if block.experts is None else block.experts.native(),
                 )
         except ValueError as error:
             raise KernelError(

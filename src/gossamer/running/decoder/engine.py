@@ -31,7 +31,8 @@ class DecoderSize:
     Attributes:
         weights: in the layers, zeros included.
         kept: of them.
-        layer_bytes: of the packed layers; what a token reads besides the head.
+        layer_bytes: of the packed layers.
+        active_bytes: what a token reads of them: all, but of experts only those it goes to.
         head_bytes: of the head, which is the table of embeddings too where they are tied.
         resident_bytes: all packed weights.
     """
@@ -39,6 +40,7 @@ class DecoderSize:
     weights: int
     kept: int
     layer_bytes: int
+    active_bytes: int
     head_bytes: int
     resident_bytes: int
 
@@ -50,7 +52,7 @@ class DecoderSize:
     @property
     def bytes_per_token(self) -> int:
         """What generating one token reads of the weights."""
-        return self.layer_bytes + self.head_bytes
+        return self.active_bytes + self.head_bytes
 
 
 class DecoderEngine:
@@ -121,6 +123,7 @@ class DecoderEngine:
             weights=sum(linear.few.shape[0] * linear.few.shape[1] for linear in linears),
             kept=sum(linear.few.nnz for linear in linears),
             layer_bytes=sum(linear.nbytes for linear in linears),
+            active_bytes=sum(block.token_bytes for block in blocks),
             head_bytes=head.nbytes,
             resident_bytes=sum(part.resident_bytes for part in (*linears, *tables)),
         )
@@ -231,12 +234,14 @@ def _block(features: DecoderFeatures, number: int, pack: WeightPacker) -> Decode
     def packed(place: str, *names: str) -> PackedLayer:
         return pack(joined([layer.get_submodule(name) for name in names], f"{where}.{place}"))
 
+    mixture = features.mixtures[number]
     inside = parts.down.rpartition(".")[0] or " + ".join(parts.expansions)
     return DecoderBlock(
         qkv=packed(parts.attention, *parts.projections),
         out=packed(parts.output, parts.output),
-        gate_up=packed(inside, *parts.expansions),
-        down=packed(parts.down, parts.down),
+        gate_up=packed(inside, *parts.expansions) if mixture is None else None,
+        down=packed(parts.down, parts.down) if mixture is None else None,
+        experts=None if mixture is None else mixture.packed(pack),
         norms=features.norms(layer),
         rotation=features.rotation(layer),
         window=features.windows[number],

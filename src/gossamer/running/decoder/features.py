@@ -20,6 +20,7 @@ from gossamer.nn.families.text import num_positions
 from gossamer.nn.layer_kinds import form_of, kind_name
 from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.engines.decoder import DecoderNorm, DecoderRules, DecoderShape
+from gossamer.running.decoder.experts import Mixture
 
 # What is known of the classes that the native decoder runs.
 FACTS = {facts.model: facts for facts in answers("decoder").values()}
@@ -51,6 +52,7 @@ class DecoderFeatures:
         rotations: (cosines, sines) [context, P] of every kind of rotation that its layers use.
         positions: learned ones, [context, width]; or None.
         layers: its blocks.
+        mixtures: the experts of each of them, or None.
         windows: positions that each of them attends to; 0: all.
         scales: the factor of the scores of each.
 
@@ -74,6 +76,7 @@ class DecoderFeatures:
         self.shape = self._shape(context)
         layers: Any = model.get_submodule(self.facts.chain.layers)
         self.layers: list[nn.Module] = list(layers)
+        self.mixtures = [self._mixture(number) for number in range(len(self.layers))]
         self.rules = self._rules()
         kinds = {self._rotation_kind(layer) for layer in self.layers} - {None}
         self._kinds = sorted(kinds, key=str)
@@ -117,6 +120,9 @@ class DecoderFeatures:
         return -1 if kind is None else self._kinds.index(kind)
 
     def _window(self, layer: nn.Module) -> int:
+        owner, _, name = self.facts.window.rpartition(".")
+        if self.facts.window_in_some and not hasattr(layer.get_submodule(owner), name):
+            return 0
         found = self._read(layer, self.facts.window, None)
         if found is None:
             return 0
@@ -162,11 +168,10 @@ class DecoderFeatures:
 
     def _rules(self) -> DecoderRules:
         facts, model = self.facts, self.model
-        block = facts.block
         return DecoderRules(
             activation=self._activation(),
             layer_norm=facts.norm == "layer",
-            gated=len(block.expansions) * block.expansion_segments == 2,
+            gated=self._is_gated(),
             parallel=bool(self._same(facts.parallel, False)),
             interleaved=facts.interleaved,
             embedding_scale=self._number(model, facts.embedding_scale, 1.0),
@@ -176,8 +181,21 @@ class DecoderFeatures:
             logits_cap=self._cap(self._read(model, facts.logits_cap, None)),
         )
 
+    def _mixture(self, number: int) -> Mixture | None:
+        if self.facts.experts is None:
+            return None
+        where = f"{self.facts.chain.layers}.{number}"
+        return Mixture.of(self.facts.experts, self.layers[number], where, self._is_gated())
+
+    def _is_gated(self) -> bool:
+        block = self.facts.block
+        return bool(len(block.expansions) * block.expansion_segments == 2)
+
     def _activation(self) -> str:
-        parts = [layer.get_submodule(self.facts.block.activation) for layer in self.layers]
+        parts = [
+            layer.get_submodule(self.facts.block.activation) if own is None else own.activation
+            for layer, own in zip(self.layers, self.mixtures, strict=True)
+        ]
         names = {_activation_name(part) for part in parts}
         if not names:
             return "silu"
@@ -286,7 +304,11 @@ def _refuse_extras(model: nn.Module) -> None:
     """Refuse what a call of the modules does, and the native decoder would not."""
     for name, module in model.named_modules():
         kind, reason = type(module), carried_by_calls(module)
-        if reason is None and kind_name(module) == "linear" and form_of(module) != "packed":
+        if (
+            reason is None
+            and kind_name(module) in ("linear", "experts")
+            and form_of(module) != "packed"
+        ):
             reason = carried(module)
         if reason is None and kind.__module__.split(".")[0] not in _LIBRARIES:
             reason = f"{kind.__name__} is a class of its own"

@@ -36,6 +36,29 @@ def joined(layers: list[nn.Module], where: str) -> Product:
     return replace(parts, layers=(where,))
 
 
+def plain(weight_RK: torch.Tensor, where: str) -> Product:
+    """A weight that is no layer: nothing of it is left out."""
+    values = weight_RK.detach().float().cpu()
+    _check_finite(values, where)
+    matrix = SparseMatrix(Positions(None, tuple(values.shape)), values.flatten())
+    return Product(matrix, None, (where,))
+
+
+def of_experts(layer: nn.Module, num_experts: int, where: str) -> list[Product]:
+    """The product of each expert of a layer of experts."""
+    whole = _product(layer, where)
+    biases = [None] * num_experts if whole.bias is None else whole.bias.chunk(num_experts)
+    return [
+        Product(matrix, bias, (f"{where} of {num_experts} experts",))
+        for matrix, bias in zip(whole.matrix.unstack(num_experts), biases, strict=True)
+    ]
+
+
+def _check_finite(values: torch.Tensor, where: str) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise InputError(f"decoder: {where} holds weights that are NaN or infinite.")
+
+
 def _product(layer: nn.Module, where: str) -> Product:
     (layer,) = conv1d_to_linear(nn.ModuleList([layer])).children()
     form = form_of(layer)
@@ -55,8 +78,7 @@ def _product(layer: nn.Module, where: str) -> Product:
         weight = weight_of(layer)
         matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())
     values = matrix.values.detach().float().cpu()
-    if not bool(torch.isfinite(values).all()):
-        raise InputError(f"decoder: {where} holds weights that are NaN or infinite.")
+    _check_finite(values, where)
     bias = getattr(layer, "bias", None)
     if bias is not None:
         bias = bias.detach().float().cpu()
@@ -84,6 +106,14 @@ class WeightPacker:
     prompt_copy: bool
     reads_rows: bool = False
     rows: list[Row] = field(default_factory=list)
+
+    def each(self, products: list[Product]) -> list[PackedLayer]:
+        """Weights that are alike; what is explained of the first one holds for all."""
+        packed = [self(product) for product in products[:1]]
+        told = len(self.rows)
+        packed += [self(product) for product in products[1:]]
+        del self.rows[told:]
+        return packed
 
     def __call__(self, product: Product) -> PackedLayer:
         """One weight, with a second layout for prompts where that is worth it."""
