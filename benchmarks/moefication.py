@@ -3,7 +3,7 @@
 
     GOSSAMER_DATA=DIR python benchmarks/moefication.py FOLDER [--steps 0] [--only NAME] [--speed]
 
-Calibrated on 64 windows of 256 tokens of the first 60 % of WikiText-2 valid; perplexity is that of
+Calibrated on 32 windows of 256 tokens of the first 60 % of WikiText-2 valid; perplexity is that of
 40 windows of 512 tokens behind them, which nothing is chosen on. With --steps every arm gets the
 same recovery on the calibration part, the dense model as teacher: none is trained longer than
 another. FOLDER keeps the models; what is there is not made again. `given` is the part of what all
@@ -33,19 +33,17 @@ from sparsify import SmolLM2, draw
 from support.decoders import Gossamer, Transformers, race, rates
 from support.options import give, machine, parser, progress
 
-WINDOWS, TOKENS = 64, 256
+WINDOWS, TOKENS = 32, 256
 # Name -> what is done; the part of the feed-forward neurons that a token has is in the title.
 ARMS = {
     "dense": None,
-    "moe 16, 4 routed": {"moefy": {"experts": 16, "top_k": 4}},
     "moe 16, 3 routed + 1 shared": {"moefy": {"experts": 16, "top_k": 3, "shared": 1}},
-    "moe 16, 2 routed + 2 shared": {"moefy": {"experts": 16, "top_k": 2, "shared": 2}},
-    "moe 64, 12 routed + 4 shared": {"moefy": {"experts": 64, "top_k": 12, "shared": 4}},
-    "moe 64, 8 routed + 8 shared": {"moefy": {"experts": 64, "top_k": 8, "shared": 8}},
-    "moe 16, 8 routed + 4 shared (75 %)": {"moefy": {"experts": 16, "top_k": 8, "shared": 4}},
-    "relu": {"relufy": {"zeros": None}},
     "relu, 75 % zeros": {"relufy": {"zeros": 0.75}},
     "2:4": {"prune": {"method": "sparsegpt", "pattern": "2:4"}},
+    "moe 16, 4 routed": {"moefy": {"experts": 16, "top_k": 4}},
+    "moe 64, 12 routed + 4 shared": {"moefy": {"experts": 64, "top_k": 12, "shared": 4}},
+    "moe 16, 8 routed + 4 shared (75 %)": {"moefy": {"experts": 16, "top_k": 8, "shared": 4}},
+    "relu": {"relufy": {"zeros": None}},
 }
 RECOVERY = {"batch": 8, "rate": 2e-4, "warmup": 0.05, "logits": 1.0, "freeze": "Embedding"}
 
