@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from gossamer.errors import InputError
+from gossamer.ops.without_native import why_missing
 
 __all__ = [
     "NO_TANGENT",
@@ -105,8 +106,11 @@ def checked_bias_address(bias: Tensor | None, num_rows: int, where: str) -> int:
 
 
 def runs_native(*tensors: Tensor | None) -> bool:
-    """Whether all of them lie in the memory of the CPU, without gaps, and `address` gives it."""
-    return all(
+    """Whether all of them lie in the memory of the CPU, without gaps, and `address` gives it.
+
+    False in an install without native module.
+    """
+    return why_missing() is None and all(
         x is None or (x.is_contiguous() and (direct_address(x) or why_unreadable(x) is None))
         for x in tensors
     )

@@ -16,6 +16,7 @@ import torch
 from gossamer.errors import InputError, KernelMissing, RegistryError
 from gossamer.formats import SparseMatrix
 from gossamer.ops.fallback import is_strict, report_fallback
+from gossamer.ops.without_native import warn_missing, why_missing
 from gossamer.out_of_memory import names_memory
 from gossamer.registry import Registry
 
@@ -134,10 +135,12 @@ def kernels_for(op: str, problem: Problem) -> tuple[Kernel, ...]:
             " precision that kernels may compute in."
         )
     allowed = PRECISIONS[: PRECISIONS.index(lowest) + 1]
+    native = why_missing() is None or warn_missing()
     return tuple(
         kernel
         for kernel in kernel_list(op)
         if kernel.precision in allowed
+        and (native or kernel.is_plug_in)
         and (not problem.engine or problem.engine in kernel.engines)
         and (problem.tokens is None or kernel.suits(problem.tokens))
         and kernel.is_offered()

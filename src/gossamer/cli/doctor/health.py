@@ -113,8 +113,14 @@ def usable_cores() -> int:
 def _kernels() -> Iterator[Check]:
     from gossamer.ops import kernel_list
     from gossamer.ops.kernels import active_kernels, available_extensions, available_kernels
+    from gossamer.ops.without_native import why_missing
     from gossamer.running.choice import CostTable
 
+    if reason := why_missing():
+        fix = "Reinstall: pip install --force-reinstall gossamer."
+        has_wheel = platform.system() == "Linux" and platform.machine() == "x86_64"
+        yield Check("native module", f"{reason}: layers stay dense", not has_wheel, fix)
+        return
     yield Check("kernel sets", ", ".join(available_kernels()))
     extensions = ", ".join(available_extensions())
     yield Check("cpu extensions", extensions or "none of avx512vnni, avx512bf16, avx512vbmi2")

@@ -13,6 +13,7 @@ from gossamer.ops.attention.native_op import forward_op
 from gossamer.ops.attention.ranges import alibi_bias, alibi_slopes, ranges_of
 from gossamer.ops.attention.torch_form import Extras, by_torch
 from gossamer.ops.calls import call_op
+from gossamer.ops.without_native import why_missing
 
 _WHERE = "attention"
 _NATIVE = (torch.float32, torch.bfloat16)
@@ -107,7 +108,8 @@ def attention(  # noqa: PLR0913  (one argument per thing a user may ask for)
 
 
 def _runs_native(*tensors: Tensor) -> bool:
-    return tensors[0].dtype in _NATIVE and all(t.device.type == "cpu" for t in tensors)
+    is_known = tensors[0].dtype in _NATIVE and why_missing() is None
+    return is_known and all(t.device.type == "cpu" for t in tensors)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout: float, softcap: float | None) -> None:
@@ -177,4 +179,5 @@ def attention_path(q: Tensor, k: Tensor, v: Tensor) -> str:
     """What computes attention of these tensors, and why."""
     if _runs_native(q, k, v):
         return "native blocks"
-    return f"torch, block by block: kernels run float32 and bfloat16 on the CPU, not {q.dtype}"
+    reason = why_missing() or f"kernels run float32 and bfloat16 on the CPU, not {q.dtype}"
+    return f"torch, block by block: {reason}"

@@ -9,7 +9,10 @@ import torch  # noqa: F401  (first: the native module must join torch's OpenMP p
 
 from gossamer.errors import KernelError
 from gossamer.ops import _native
+from gossamer.ops.without_native import why_missing
 from gossamer.settings import KERNEL_SETS, forced_kernels
+
+NO_KERNELS = "none (torch alone)"
 
 
 @functools.cache
@@ -25,8 +28,12 @@ def available_extensions() -> tuple[str, ...]:
 
 
 def active_kernels() -> str:
-    """The set in use: `GOSSAMER_KERNELS` if given, else the best one."""
+    """The set in use: `GOSSAMER_KERNELS` if given, else the best one; `NO_KERNELS` if none is."""
     forced = forced_kernels()
+    if why_missing() is not None:
+        if forced is not None:
+            raise KernelError(f"GOSSAMER_KERNELS={forced}: {why_missing()}. Unset the variable.")
+        return NO_KERNELS
     if forced is None:
         return available_kernels()[0]
     if forced not in available_kernels():

@@ -15,12 +15,15 @@ import torch
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
+from gossamer.ops.without_native import why_missing
 
 _WHERE = "training kernels"
 
 
 def why_unusable(*operands: torch.Tensor | None) -> str | None:
     """Why the kernels cannot take these operands; None if they can."""
+    if why_missing() is not None:
+        return why_missing()
     for tensor in operands:
         if tensor is None:
             continue

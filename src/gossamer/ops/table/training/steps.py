@@ -15,6 +15,7 @@ from gossamer.ops.addresses import address
 from gossamer.ops.kernels import active_kernels
 from gossamer.ops.table.rows import Rows
 from gossamer.ops.table.training.gradient import RowGradient
+from gossamer.ops.without_native import why_missing
 
 _WHERE = "table optimizer"
 _RULES = {"sgd": 1, "adagrad": 2, "adam": 3}
@@ -63,7 +64,8 @@ class RowRule:
 
 def move_rows(rows: Rows, gradient: RowGradient, rule: RowRule) -> None:
     """One step of a table, in place: float32 or codes, on the CPU."""
-    if not rows.is_native() or gradient.values.dtype is not torch.float32:
+    is_known = rows.is_native() and gradient.values.dtype is torch.float32
+    if not is_known and why_missing() is None:
         raise InputError(
             f"{_WHERE}: rows must be float32 or codes on the CPU, got {rows.data.dtype} on"
             f" {rows.data.device}."
