@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense models dealt out to experts, and mixtures with fewer experts, against float64 arithmetic."""
+"""Dense models dealt out to experts, and mixtures with fewer of them, against plain arithmetic."""
 
 import copy
 

@@ -97,10 +97,11 @@ def mixture_shape(sizes: MixtureModelSizes, name: str) -> ModelShape:
     units = [Unit("embedding", 0, V * h, 0.0, 0.0, 0.0, h, 0, is_block=False)]
     for block in range(sizes.layers):
         times = 1 + (block >= sizes.layers - sizes.crossed)
+        seen = _ATTENTION_SAVED * h + _SCORE_SAVED * sizes.heads * s
         units.append(
             Unit(
                 "attention", times * projections, times * 2 * h, 2.0 * times * projections,
-                4.0 * times * s * h, times * (_ATTENTION_SAVED * h + _SCORE_SAVED * sizes.heads * s),
+                4.0 * times * s * h, times * seen,
                 h, projections,
             )
         )  # fmt: skip

@@ -79,7 +79,8 @@ def describe(
     if not Path(source).exists():
         raise InputError(
             f"{source}: there is no such file, directory or built-in recipe. Expected a recipe, an"
-            f" artifact, a Hugging Face directory or one of {', '.join([*NAMED_SHAPES, *MIXTURE_SHAPES])}."
+            f" artifact, a Hugging Face directory or one of"
+            f" {', '.join([*NAMED_SHAPES, *MIXTURE_SHAPES])}."
         )
     model, density = load_skeleton(source)
     return Described(

@@ -191,8 +191,8 @@ def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
     Nothing is run and no weight is allocated.
 
     Args:
-        model: a shape such as "gpt3-13b" or "mixtral-8x7b", a recipe, an artifact, a Hugging Face directory, or a
-            module (the meta device is fine).
+        model: a shape such as "gpt3-13b" or "mixtral-8x7b", a recipe, an artifact, a Hugging Face
+            directory, or a module (the meta device is fine).
         cluster: the name of a built-in one, a file, or a description.
         batch: samples of a step over all ranks; default: of the recipe, else the ranks.
         sparsity: of pruned weights; default: of the recipe or artifact, else 0.9.

@@ -207,7 +207,7 @@ class RankGrid:
         return replace(self, data=self.data * self.expert, expert=1)
 
     def __str__(self) -> str:
-        expert = f" x {self.expert}" if self.expert > 1 else ""
+        expert = f", expert {self.expert}" if self.expert > 1 else ""
         return f"{self.data} x {self.pipeline} x {self.shard}{expert}"
 
 

@@ -13,10 +13,10 @@ from gossamer.nn.families.family import (
     Family,
     GgufNames,
     GrowthFacts,
+    MixtureFacts,
     transformers_chain,
     transformers_path,
 )
-from gossamer.nn.families.mixtures import MIXTRAL, QWEN2_MOE
 
 LLAMA_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 
@@ -24,6 +24,26 @@ LLAMA_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 LLAMA_WINDOW = "self_attn.sliding_window"
 LLAMA_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 GGUF_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+MIXTRAL = MixtureFacts(
+    "transformers",
+    "Mixtral",
+    "num_local_experts",
+    "intermediate_size",
+    needs={"attention_bias": False, "mlp_bias": False},
+)
+QWEN2_MOE = MixtureFacts(
+    "transformers",
+    "Qwen2Moe",
+    "num_experts",
+    "moe_intermediate_size",
+    shared="mlp.shared_expert",
+    shared_gate="mlp.shared_expert_gate",
+    shared_width="shared_expert_intermediate_size",
+    fixed={"norm_topk_prob": True, "qkv_bias": False},
+    needs={"attention_bias": False, "mlp_bias": False, "sliding_window": None},
+)
 
 
 def llama_like(

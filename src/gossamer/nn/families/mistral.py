@@ -3,8 +3,7 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.llama import llama_like
-from gossamer.nn.families.mixtures import MIXTRAL, QWEN2_MOE
+from gossamer.nn.families.llama import MIXTRAL, QWEN2_MOE, llama_like
 
 FAMILY = replace(
     llama_like(

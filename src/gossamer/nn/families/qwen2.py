@@ -4,8 +4,7 @@
 from dataclasses import replace
 
 from gossamer.nn.families.family import GgufNames
-from gossamer.nn.families.llama import LLAMA_WINDOW, llama_like
-from gossamer.nn.families.mixtures import QWEN2_MOE
+from gossamer.nn.families.llama import LLAMA_WINDOW, QWEN2_MOE, llama_like
 
 FAMILY = replace(
     llama_like("Qwen2", "qwen2", "Qwen2", decoder={"window": LLAMA_WINDOW}),

@@ -3,9 +3,8 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.family import GgufNames
+from gossamer.nn.families.family import GgufNames, MixtureFacts
 from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, LLAMA_WINDOW, llama_like
-from gossamer.nn.families.mixtures import MixtureFacts
 
 FAMILY = replace(
     llama_like(

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPT of gossamer's zoo."""
 
-from gossamer.nn.families.family import BlockParts, Chain, Family, GrowthFacts
-from gossamer.nn.families.mixtures import MixtureFacts
+from gossamer.nn.families.family import BlockParts, Chain, Family, GrowthFacts, MixtureFacts
 
 FAMILY = Family(
     name="zoo.GPT",

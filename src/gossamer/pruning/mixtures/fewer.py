@@ -49,7 +49,7 @@ class FewerSettings:
 
 
 @dataclass
-class FewerExperts:
+class KeptExperts:
     """What became of the experts of each mixture, by its name.
 
     Attributes:
@@ -102,7 +102,7 @@ def fewer_experts(
     batches: Sequence[Batch],
     settings: FewerSettings,
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> FewerExperts:
+) -> KeptExperts:
     """Take experts out of every mixture of a model, in place; it is as it was on an error.
 
     Args:
@@ -124,14 +124,14 @@ def fewer_experts(
             for number, batch in enumerate(batches):
                 batch.run(model)
                 tick(number + 1, len(batches))
-        result, mixing = FewerExperts(), {}
+        result, mixing = KeptExperts(), {}
         for seen in noted:
             mixing[seen.layer.name] = _mixing(seen, settings, result)
         mix_experts(model, mixing)
     return result
 
 
-def _mixing(seen: _Seen, settings: FewerSettings, result: FewerExperts) -> torch.Tensor:
+def _mixing(seen: _Seen, settings: FewerSettings, result: KeptExperts) -> torch.Tensor:
     name, count = seen.layer.name, seen.layer.num_experts
     if seen.x_TD is None or not int(seen.tokens_E.sum()):
         raise InputError(f"fewer_experts: no token of the data reached {name}.")

@@ -14,8 +14,10 @@ from torch import nn
 
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families import answers, family_of
-from gossamer.nn.families.mixtures import MixtureFacts
 from gossamer.nn.surgery.mixtures.rebuilt import become
+
+# A `MixtureFacts` of the family table.
+Facts = Any
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,10 @@ class ExpertWeights:
     shared: tuple[torch.Tensor, ...] = ()
 
 
-def mixture_class(model: nn.Module, *, shared: bool) -> MixtureFacts:
+def mixture_class(model: nn.Module, *, shared: bool) -> Facts:
     """The class that a dense model becomes, with or without a part that every token has."""
     family = family_of(model, "mixtures")
-    choices: tuple[MixtureFacts, ...] = answers("mixtures")[family] if family else ()
+    choices: tuple[Facts, ...] = answers("mixtures")[family] if family else ()
     for facts in choices:
         if bool(facts.shared) == shared:
             return facts
@@ -131,9 +133,7 @@ def _prefix(model: nn.Module) -> str:
     return prefix
 
 
-def _configuration(
-    model: Any, facts: MixtureFacts, settings: Mapping[str, Any], kind: type[Any]
-) -> Any:
+def _configuration(model: Any, facts: Facts, settings: Mapping[str, Any], kind: type[Any]) -> Any:
     """What the class with experts knows of the dense model's settings, and those of experts."""
     dense = model.config.to_dict()
     for name, needed in facts.needs.items():
@@ -151,7 +151,7 @@ def _configuration(
 
 
 def _numbers_of_routers(
-    numbers: dict[str, torch.Tensor], weights: Mapping[str, ExpertWeights], facts: MixtureFacts
+    numbers: dict[str, torch.Tensor], weights: Mapping[str, ExpertWeights], facts: Facts
 ) -> None:
     """Loads and offsets of our own routers, which are empty unless a bias keeps the balance."""
     for block, made in weights.items():
