@@ -4,7 +4,7 @@
     GOSSAMER_DATA=DIR python benchmarks/moefication.py FOLDER [--steps 0] [--only NAME] [--speed]
 
 Calibrated on 32 windows of 256 tokens of the first 60 % of WikiText-2 valid; perplexity is that of
-40 windows of 512 tokens behind them, which nothing is chosen on. With --steps every arm gets the
+--windows windows of 512 tokens behind them, which nothing is chosen on. With --steps every arm gets the
 same recovery on the calibration part, the dense model as teacher: none is trained longer than
 another. FOLDER keeps the models; what is there is not made again. `given` is the part of what all
 neurons give that the active ones give, on the calibration data. --speed times one token of every
@@ -111,6 +111,7 @@ def main():
     options.add_argument("folder", type=Path)
     options.add_argument("--steps", type=int, default=0, help="of recovery, the same for all arms")
     options.add_argument("--only", default="", help="arms whose name begins with it, and dense")
+    options.add_argument("--windows", type=int, default=40, help="that perplexity is measured on")
     options.add_argument("--speed", action="store_true", help="time what the folder holds")
     options.add_argument("--rounds", type=int, default=5)
     given = options.parse_args()
@@ -118,6 +119,8 @@ def main():
     given.folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in ARMS if name == "dense" or name.startswith(given.only)]
     task = SmolLM2(settings.data_dir(), quick=False)
+    whole = len(task.evaluation)
+    task.evaluation = task.evaluation[:: max(1, whole // given.windows)][: given.windows]
     rows = []
     for name in names:
         rows.append(made(task, name, given.steps, given.folder))

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model whose mixtures are whole becomes one that holds this rank's experts of them."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.nn.layer_kinds import form_of, kind_name
-from gossamer.nn.layers.experts import Experts, ExpertSizes, GroupedLinear
+from gossamer.nn.layers.experts import some_experts
 from gossamer.nn.moe import has_experts, moe_layers
+from gossamer.nn.surgery.mixtures import mixtures_of
 from gossamer.training.distributed.experts.exchange import ExpertExchange
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 
@@ -35,10 +35,10 @@ def check_experts(sizes: MeshSizes, model: nn.Module) -> None:
         )
     if sizes.expert == 1:
         return
-    for name, layer in _expert_layers(model):
+    for layer in mixtures_of(model):
         if layer.num_experts % sizes.expert:
             raise InputError(
-                f"mesh.expert: {name} has {layer.num_experts} experts, which {sizes.expert} ranks"
+                f"mesh.expert: {layer.name or 'the model'} has {layer.num_experts} experts, which {sizes.expert} ranks"
                 " cannot share equally. Use a number of ranks that divides them."
             )
     for name, moe in moe_layers(model):
@@ -57,13 +57,13 @@ def share_experts(model: nn.Module, group: dist.ProcessGroup) -> ExpertShards:
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     found: ExpertShards = {}
-    for module in list(model.modules()):
-        layers = {n: m for n, m in module.named_children() if kind_name(m) == "experts"}
-        for name, layer in layers.items():
-            module._modules[name] = _part(layer, rank, ranks, found)
-        if layers:
-            holder: Any = module
-            holder.exchange = ExpertExchange(group)
+    for layer in mixtures_of(model):
+        each, holder = layer.num_experts // ranks, cast("Any", layer.experts)
+        for name, child in list(holder.named_children()):
+            if child is layer.up or child is layer.down:
+                holder._modules[name], origins = some_experts(child, rank * each, each)
+                found |= origins
+        holder.exchange = ExpertExchange(group)
     return found
 
 
@@ -77,40 +77,3 @@ def count_together(model: nn.Module, group: dist.ProcessGroup | None) -> None:
 
     for _, layer in moe_layers(model):
         layer.router.peers = None if group is None else peers
-
-
-def _expert_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, m) for name, m in model.named_modules() if kind_name(m) == "experts"]
-
-
-def _part(layer: Any, rank: int, ranks: int, found: ExpertShards) -> nn.Module:
-    """The experts of one rank of a layer; its Parameters are noted in `found`."""
-    if form_of(layer) not in ("dense", "compact"):
-        raise InputError(
-            f"mesh.expert: a layer of experts is {form_of(layer)}; ranks share dense and compact"
-            " ones. Set compaction to auto, so that masked layers become compact."
-        )
-    each = layer.num_experts // ranks
-    rows = each * layer.out_features
-    first = rank * rows
-
-    def cut(name: str, start: int, stop: int, width: int) -> nn.Parameter:
-        whole: nn.Parameter = layer._parameters[name]
-        own = nn.Parameter(whole.detach()[start:stop].clone(), requires_grad=whole.requires_grad)
-        found[own] = whole, slice(start * width, stop * width)
-        return own
-
-    bias = None if layer.bias is None else cut("bias", first, first + rows, 1)
-    if form_of(layer) == "dense":
-        part = GroupedLinear(
-            each, layer.in_features, layer.out_features, bias is not None, device="meta"
-        )
-        part.weight = cut("weight", first, first + rows, layer.in_features)
-        part.bias = bias
-        return part.train(layer.training)
-    kept = layer.kept_of_experts()
-    start = sum(kept[: rank * each])
-    values = cut("values", start, start + sum(kept[rank * each : (rank + 1) * each]), 1)
-    sizes, mask_bits = ExpertSizes(each, layer.in_features), layer.mask_bits[first : first + rows]
-    packed = Experts(values, mask_bits, sizes, bias, pattern=layer.pattern, mode=layer.mode)
-    return packed.train(layer.training)
