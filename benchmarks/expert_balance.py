@@ -3,8 +3,8 @@
 
     python benchmarks/expert_balance.py [--steps 1500] [--seeds 0 1 2] [--json]
 
-Tokens come from eight Gaussian clusters, four times as many from the first as from the last, and
-each cluster has a linear map of its own that is to be learned. Loads are those of the last
+Tokens come from eight Gaussian clusters, equally often, and each cluster has a linear map of its
+own that is to be learned. Loads are those of the last
 20 steps, fullest expert over mean; entropy 1 is perfect balance. `capacity 1.25` also counts the
 tokens that found no place beside sum(max(0, n - C)).
 """
@@ -31,13 +31,12 @@ ARMS = {
 def run(arm, seed, steps):
     torch.manual_seed(seed)
     centres, maps = 2 * torch.randn(CLUSTERS, WIDTH), torch.randn(CLUSTERS, WIDTH, WIDTH) / 4
-    shares = torch.linspace(4, 1, CLUSTERS)
     layer = MoE(WIDTH, 32, CLUSTERS, **ARMS[arm])
     optimizer = torch.optim.AdamW(layer.parameters(), lr=3e-3)
     follow_experts(layer, optimizer)
     loads, entropies, losses, counted, formula = [], [], [], 0, 0
     for step in range(steps):
-        chosen = torch.multinomial(shares, TOKENS, replacement=True)
+        chosen = torch.randint(CLUSTERS, (TOKENS,))
         x = centres[chosen] + 0.3 * torch.randn(TOKENS, WIDTH)
         wanted = torch.einsum("tio,ti->to", maps[chosen], x)
         loss = (layer(x) - wanted).square().mean()

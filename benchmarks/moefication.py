@@ -4,8 +4,8 @@
     GOSSAMER_DATA=DIR python benchmarks/moefication.py FOLDER [--steps 0] [--only NAME] [--speed]
 
 Calibrated on 32 windows of 256 tokens of the first 60 % of WikiText-2 valid; perplexity is that of
---windows windows of 512 tokens behind them, which nothing is chosen on. With --steps every arm gets the
-same recovery on the calibration part, the dense model as teacher: none is trained longer than
+--windows windows of 512 tokens behind them, which nothing is chosen on. With --steps every arm gets
+the same recovery on the calibration part, the dense model as teacher: none is trained longer than
 another. FOLDER keeps the models; what is there is not made again. `given` is the part of what all
 neurons give that the active ones give, on the calibration data. --speed times one token of every
 model in turn, with the engine that runs it today: the native decoder in int8, or where that refuses

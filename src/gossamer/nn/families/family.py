@@ -294,7 +294,11 @@ class GgufNames:
     wide_scale_at: int = 0
 
 
-Role = Literal["table", "embedding", "norm", "last norm", "inner", "head", "logits", "classifier"]
+Role = Literal[
+    "table", "embedding", "patches", "norm", "last norm", "head norm", "query norm", "key norm",
+    "distances", "inner", "joint", "output", "expansion", "down", "head", "logits", "classifier",
+    "pair classifier",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -308,16 +312,28 @@ class GrowthFacts:
         width: features of the residual stream.
         heads: query heads.
         ffn: inner features of the feed-forward part.
-        layers: blocks.
-        vocabulary: tokens that are known.
+        layers: blocks; empty if they are shared, so that their number is no size of the model.
+        vocabulary: tokens that are known; empty for images.
         kv_heads: key and value heads where they may be fewer; empty if they are as many.
         head_dim: rows of one head; empty if that follows from width and heads.
         per_layer: lists with one entry per block.
         by_number: settings that, switched on, let a block compute by its number.
         roles: the end of a module's name -> what it is. "table": embedding of tokens; "embedding":
-            any other; "norm"; "last norm": directly before the head of a language model; "inner":
-            from the stream to the stream; "head": from the stream to the vocabulary; "logits": a
-            bias of the head that is a module's own; "classifier": from the stream to classes.
+            any other; "patches": from pixels to the stream; "norm"; "last norm": directly before
+            the head of a language model; "inner": from the stream to the stream; "joint": queries,
+            keys and values in one, with its "output"; "expansion" and "down": a feed-forward part;
+            "head": from the stream to the vocabulary; "logits": a bias of the head that is a
+            module's own; "classifier": from the stream to classes; "pair classifier": from two
+            vectors of the stream; "distances": a table with a column for every head.
+        inside: modules of a block that its `BlockParts` does not name -> what they are: "norm";
+            "head norm": of each head by itself; "query norm", "key norm": of all heads as one.
+        norms_out: norms of what the parts of a block give. A new block adds nothing while their
+            weights give nothing.
+        around_one: weights of norms are distances from 1.
+        embedding_scale: attribute of the table of tokens that holds the root of the width, which
+            multiplies what it gives.
+        rows: of a projection that is several in one: "" if these are of one size; "in turn": query,
+            key and value of each head; "unequal": all queries, then fewer keys and values.
     """
 
     width: tuple[str, ...]
@@ -330,6 +346,11 @@ class GrowthFacts:
     head_dim: str = ""
     per_layer: tuple[str, ...] = ()
     by_number: tuple[str, ...] = ()
+    inside: Mapping[str, Role] = field(default_factory=dict)
+    norms_out: tuple[str, ...] = ()
+    around_one: bool = False
+    embedding_scale: str = ""
+    rows: Literal["", "in turn", "unequal"] = ""
 
 
 @dataclass(frozen=True)

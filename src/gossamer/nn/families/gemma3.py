@@ -5,14 +5,21 @@ from dataclasses import replace
 
 from gossamer.nn.families.family import ClassNames, GgufNames
 from gossamer.nn.families.gemma2 import (
+    GEMMA2_GROWTH,
     GEMMA_BLOCK,
     GEMMA_DECODER,
     GEMMA_GGUF_FIXED,
     GEMMA_GGUF_NORMS,
     GEMMA_GGUF_SETTINGS,
+    GEMMA_OUTER_NORMS,
     GEMMA_REASONS,
 )
-from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, llama_like
+from gossamer.nn.families.llama import (
+    GGUF_HEAD_NORMS,
+    GROWN_HEAD_NORMS,
+    LLAMA_HEAD_NORMS,
+    llama_like,
+)
 
 FAMILY = replace(
     llama_like(
@@ -22,6 +29,7 @@ FAMILY = replace(
         block=GEMMA_BLOCK,
         decoder=GEMMA_DECODER
         | {"head_norms": LLAMA_HEAD_NORMS, "rotary_by_type": "self_attn.layer_type"},
+        growth=GEMMA2_GROWTH | {"inside": GEMMA_OUTER_NORMS | GROWN_HEAD_NORMS},
     ),
     classes=ClassNames(
         "gemma3_text",

@@ -8,6 +8,7 @@ from gossamer.nn.families.family import (
     DecoderFacts,
     Family,
     GgufNames,
+    GrowthFacts,
     transformers_chain,
     transformers_path,
 )
@@ -56,5 +57,19 @@ FAMILY = Family(
         fixed={"hidden_act": "gelu"},
         partial=True,
     ),
-    growth="rows of its projection are query, key and value of each head in turn",
+    growth=GrowthFacts(
+        width=("hidden_size",),
+        heads="num_attention_heads",
+        ffn="intermediate_size",
+        layers="num_hidden_layers",
+        vocabulary="vocab_size",
+        rows="in turn",
+        roles={
+            "embed_in": "table",
+            "final_layer_norm": "last norm",
+            "lm_head": "head",
+            "score": "classifier",
+            "classifier": "classifier",
+        },
+    ),
 )

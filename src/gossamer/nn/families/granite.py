@@ -31,5 +31,4 @@ FAMILY = replace(
         },
     ),
     chains="the input of every stage of a pipeline would be scaled like embeddings",
-    growth="its factors were chosen for its width",
 )

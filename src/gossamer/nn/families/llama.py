@@ -14,6 +14,7 @@ from gossamer.nn.families.family import (
     GgufNames,
     GrowthFacts,
     MixtureFacts,
+    Role,
     transformers_chain,
     transformers_path,
 )
@@ -23,6 +24,7 @@ LLAMA_HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 
 LLAMA_WINDOW = "self_attn.sliding_window"
 LLAMA_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+GROWN_HEAD_NORMS: dict[str, Role] = dict.fromkeys(LLAMA_HEAD_NORMS, "head norm")
 GGUF_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
@@ -53,6 +55,7 @@ def llama_like(
     *,
     block: Mapping[str, Any] | None = None,
     decoder: Mapping[str, Any] | None = None,
+    growth: Mapping[str, Any] | None = None,
 ) -> Family:
     """A family whose modules are named like those of Llama.
 
@@ -62,6 +65,7 @@ def llama_like(
         prefix: how the names of its classes begin.
         block: in what its `BlockParts` differ.
         decoder: in what its `DecoderFacts` differ.
+        growth: in what its `GrowthFacts` differ.
     """
     names = ("layers", "embed_tokens", "norm")
     model, chain = f"{prefix}ForCausalLM", transformers_chain("model", *names, "lm_head")
@@ -79,28 +83,29 @@ def llama_like(
     )
     parts = replace(parts, **(block or {}))
     facts = DecoderFacts(model, chain, parts, rotary="model.rotary_emb")
+    sizes = GrowthFacts(
+        width=("hidden_size",),
+        heads="num_attention_heads",
+        kv_heads="num_key_value_heads",
+        head_dim="head_dim",
+        ffn="intermediate_size",
+        layers="num_hidden_layers",
+        vocabulary="vocab_size",
+        per_layer=("layer_types",),
+        roles={
+            "embed_tokens": "table",
+            "norm": "last norm",
+            "lm_head": "head",
+            "score": "classifier",
+        },
+    )
     return Family(
         name=name,
         block=parts,
         decoder=replace(facts, **(decoder or {})),
         chains={f"{prefix}Model": transformers_chain("", *names, ""), model: chain},
         classes=ClassNames(model_type, prefix, LLAMA_HEADS, activation="hidden_act"),
-        growth=GrowthFacts(
-            width=("hidden_size",),
-            heads="num_attention_heads",
-            kv_heads="num_key_value_heads",
-            head_dim="head_dim",
-            ffn="intermediate_size",
-            layers="num_hidden_layers",
-            vocabulary="vocab_size",
-            per_layer=("layer_types",),
-            roles={
-                "embed_tokens": "table",
-                "norm": "last norm",
-                "lm_head": "head",
-                "score": "classifier",
-            },
-        ),
+        growth=replace(sizes, **(growth or {})),
     )
 
 

@@ -14,6 +14,10 @@ FAMILY = replace(
         "Olmo2",
         block={"norms": _NORMS, "whole": "one norm looks at the queries of all heads"},
         decoder={"norms_in": (), "norms_out": _NORMS, "head_norms": LLAMA_HEAD_NORMS},
+        growth={
+            "norms_out": _NORMS,
+            "inside": {"self_attn.q_norm": "query norm", "self_attn.k_norm": "key norm"},
+        },
     ),
     gguf=GgufNames(
         "olmo2",
@@ -21,5 +25,4 @@ FAMILY = replace(
         norms=("post_attention_norm", "post_ffw_norm"),
         more=GGUF_HEAD_NORMS,
     ),
-    growth="what a part gives goes through a norm, which growth does not widen",
 )

@@ -19,6 +19,7 @@ FAMILY = replace(
             "whole": "queries, keys and values are parts of one matrix, of unequal sizes",
         },
         decoder={"window": "self_attn.config.sliding_window"},
+        growth={"rows": "unequal", "head_dim": ""},
     ),
     gguf=GgufNames(
         "phi3",
@@ -31,5 +32,4 @@ FAMILY = replace(
         partial=True,
         long_rope=True,
     ),
-    growth="queries, keys and values are parts of one matrix, of unequal sizes",
 )

@@ -4,7 +4,13 @@
 from dataclasses import replace
 
 from gossamer.nn.families.family import GgufNames, MixtureFacts
-from gossamer.nn.families.llama import GGUF_HEAD_NORMS, LLAMA_HEAD_NORMS, LLAMA_WINDOW, llama_like
+from gossamer.nn.families.llama import (
+    GGUF_HEAD_NORMS,
+    GROWN_HEAD_NORMS,
+    LLAMA_HEAD_NORMS,
+    LLAMA_WINDOW,
+    llama_like,
+)
 
 FAMILY = replace(
     llama_like(
@@ -12,9 +18,9 @@ FAMILY = replace(
         "qwen3",
         "Qwen3",
         decoder={"head_norms": LLAMA_HEAD_NORMS, "window": LLAMA_WINDOW},
+        growth={"inside": GROWN_HEAD_NORMS},
     ),
     gguf=GgufNames("qwen3", "Qwen3ForCausalLM", more=GGUF_HEAD_NORMS),
-    growth="queries and keys have norms of their own, which growth does not widen",
     mixtures=(
         MixtureFacts(
             "transformers",

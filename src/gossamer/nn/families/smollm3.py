@@ -12,7 +12,7 @@ FAMILY = replace(
         "smollm3",
         "SmolLM3",
         decoder={"rotates": "self_attn.use_rope", "window": LLAMA_WINDOW},
+        growth={"per_layer": ("layer_types", "no_rope_layers")},
     ),
     gguf=GgufNames("smollm3", "SmolLM3ForCausalLM", rows="pairs"),
-    growth="a layer rotates or not by its number, which more layers would change",
 )

@@ -10,13 +10,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from gossamer.errors import InputError
+from gossamer.training.growth.experts import built_with_experts, fill_experts, plan_experts
 from gossamer.training.growth.larger import built_larger
-from gossamer.training.growth.plan import Growth, GrowthPlan, plan_growth
-from gossamer.training.growth.slots import fill
+from gossamer.training.growth.plan import Growth, GrowthPlan, SlotPlan, plan_growth
+from gossamer.training.growth.slots import GrownParameter, fill
 from gossamer.training.growth.state import check_growable, move_optimizer
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-_GROWN: "WeakKeyDictionary[nn.Module, GrowthPlan]" = WeakKeyDictionary()
+_GROWN: "WeakKeyDictionary[nn.Module, SlotPlan]" = WeakKeyDictionary()
 
 
 def grow(
@@ -35,9 +36,9 @@ def grow(
     a scheduler of its learning rates goes on. Nothing is changed if an error is raised.
 
     Args:
-        model: of a family that says how it grows: BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT,
-            GPT-2, OPT, Llama, Qwen2, Mistral, `zoo.GPT`, `zoo.TinyEncoder`. Masked and compact
-            layers stay so.
+        model: of a family that says how it grows: decoders, encoders of texts and of images,
+            `zoo.GPT`, `zoo.TinyEncoder`; for `experts` any model with `gossamer.nn.moe.MoE`.
+            Masked and compact layers stay so.
         optimizer: holds its parameters; several of them if they share the parameters among them,
             as Muon and AdamW do; None grows weights only.
         width: copies of everything: stream, heads and feed-forward part.
@@ -55,17 +56,19 @@ def grow(
     _check_averages(model, averages)
     optimizers = _listed(optimizer)
     growth = Growth.of(width=width, depth=depth, **more)
-    plan = plan_growth(model, optimizers, growth, 1 + len(averages))
+    many = 1 + len(averages)
+    plan: SlotPlan
+    if growth.experts > 1:
+        plan = plan_experts(model, optimizers, growth, many)
+    else:
+        plan = plan_growth(model, optimizers, growth, many)
     named: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     for one in optimizers:
         check_growable(one, named, is_kept=growth.state != "reset")
-    larger, *copies = (built_larger(model, plan) for _ in range(1 + len(averages)))
+    averaged_models = [averaged.module for averaged in averages]
     with torch.no_grad():
-        slots = fill(model, larger, plan, optimizers)
-        _copy_buffers(model, larger)
-        for averaged, made in zip(averages, copies, strict=True):
-            fill(model, made, plan, optimizers, averaged.module)
-            _copy_buffers(averaged.module, made)
+        larger, slots = _made(model, plan, optimizers)
+        copies = [_made(model, plan, optimizers, one)[0] for one in averaged_models]
     if len(optimizers) > 1 and any(slot.source is None for slot in slots):
         raise InputError(
             "grow: new blocks without a source (mode='random', or a model without layers) belong to"
@@ -77,6 +80,22 @@ def grow(
         averaged.module = made.train(averaged.module.training)
     _GROWN[larger] = plan
     return larger
+
+
+def _made(
+    model: nn.Module,
+    plan: SlotPlan,
+    optimizers: Sequence[torch.optim.Optimizer],
+    average: nn.Module | None = None,
+) -> tuple[nn.Module, list[GrownParameter]]:
+    """The larger model, or that of an average of `model`, and where its Parameters come from."""
+    if not isinstance(plan, GrowthPlan):
+        larger = built_with_experts(average or model, plan)
+        return larger, fill_experts(model, larger, plan, optimizers, average)
+    larger = built_larger(model, plan)
+    slots = fill(model, larger, plan, optimizers, average)
+    _copy_buffers(average or model, larger, plan)
+    return larger, slots
 
 
 def _listed(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
@@ -93,7 +112,7 @@ def _listed(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     return found
 
 
-def grown_from(model: nn.Module) -> GrowthPlan:
+def grown_from(model: nn.Module) -> SlotPlan:
     """How a model was grown in this process."""
     if model not in _GROWN:
         raise InputError("the second model was not made by gossamer.grow in this process.")
@@ -114,10 +133,11 @@ def _check_averages(model: nn.Module, averages: Sequence[AveragedModel]) -> None
             raise InputError(f"grow: {name!r} is not the same in the model and in its average.")
 
 
-def _copy_buffers(model: nn.Module, larger: nn.Module) -> None:
+def _copy_buffers(model: nn.Module, larger: nn.Module, plan: GrowthPlan) -> None:
     """Tensors that are not trained: those of the same name and shape are carried over."""
-    old = dict(model.named_buffers())
+    old, by_width = dict(model.named_buffers()), plan.anatomy.facts.embedding_scale
     for name, buffer in larger.named_buffers():
         is_kept = name in old and old[name].shape == buffer.shape
-        if is_kept and not name.endswith("mask_bits"):
+        is_own = name.endswith("mask_bits") or name.rpartition(".")[2] == by_width
+        if is_kept and not is_own:
             buffer.copy_(old[name])

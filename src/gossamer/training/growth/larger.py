@@ -30,8 +30,10 @@ def built_larger(model: nn.Module, plan: GrowthPlan) -> nn.Module:
         settings[facts.ffn] = _ffn_width(model, anatomy) * factors.ffn
     if facts.head_dim and factors.heads != factors.stream:
         settings[facts.head_dim] = factors.head_dim
-    settings[facts.vocabulary] = int(before[facts.vocabulary]) + factors.vocabulary
-    settings[facts.layers] = len(plan.sources)
+    if facts.vocabulary:
+        settings[facts.vocabulary] = int(before[facts.vocabulary]) + factors.vocabulary
+    if facts.layers:
+        settings[facts.layers] = len(plan.sources)
     for name in facts.per_layer:
         entries = before.get(name)
         if isinstance(entries, list) and entries:

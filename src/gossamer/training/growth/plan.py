@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import InputError, ResourceError
 from gossamer.io.safe_files.checks import available_bytes
+from gossamer.nn.families import BlockParts
 from gossamer.nn.layer_kinds import MOVING
 from gossamer.nn.surgery.carried import carried_by_calls
 from gossamer.training.growth.roles import Anatomy, anatomy_of, axes_of, layer_of, role_of
@@ -36,6 +37,7 @@ class Growth:
             alone needs a family whose head size is a setting.
         kv_heads: how often each key and value head is repeated.
         layers: number of blocks, instead of `depth`; a model without any may grow some.
+        experts: copies of every expert of a mixture; a growth of its own.
         vocabulary: number of tokens; new ones begin as the mean of the old.
         mode: of new blocks. "out0": a copy that adds nothing yet; "ln0": norms that give nothing
             yet (not for gated feed-forward parts); "stack": plain copies and "random": fresh ones,
@@ -62,6 +64,7 @@ class Growth:
     ffn: int | None = None
     heads: int | None = None
     kv_heads: int = 1
+    experts: int = 1
     layers: int | None = None
     vocabulary: int | None = None
     mode: DepthMode = "out0"
@@ -87,7 +90,7 @@ class Growth:
         return cls(**asked)
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "ffn", "heads", "kv_heads"):
+        for name in ("width", "depth", "ffn", "heads", "kv_heads", "experts"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= MAX_FACTOR):
                 raise InputError(
@@ -118,22 +121,35 @@ class LayerSource:
 
 
 @dataclass(frozen=True)
-class GrowthPlan:
-    """A growth in the numbers of one model.
+class SlotPlan:
+    """A growth in the numbers of one model: what becomes of its parameters.
 
     Attributes:
         growth: what was asked for.
-        anatomy: of the old model.
         factors: of the spaces.
-        sources: of the blocks of the larger model.
         axes: of the parameter slots of the old model, by name.
     """
 
     growth: Growth
-    anatomy: Anatomy
     factors: Factors
-    sources: tuple[LayerSource, ...]
     axes: dict[str, Axes]
+
+    def source_of(self, name: str) -> tuple[str | None, bool]:
+        """The old slot behind a new one, None if there is none, and whether the block is new."""
+        return name, False
+
+
+@dataclass(frozen=True)
+class GrowthPlan(SlotPlan):
+    """A growth of a model of a known family, which may get more blocks.
+
+    Attributes:
+        anatomy: of the old model.
+        sources: of the blocks of the larger model.
+    """
+
+    anatomy: Anatomy
+    sources: tuple[LayerSource, ...]
 
     def source_of(self, name: str) -> tuple[str | None, bool]:
         """The old slot behind a new one, None if there is none, and whether the block is new."""
@@ -160,13 +176,13 @@ def plan_growth(
         growth: what is asked for.
         copies: of its weights that grow: itself and its averages.
     """
-    _refuse_wrapped(model)
+    refuse_wrapped(model)
     anatomy = anatomy_of(model)
     heads = growth.width if growth.heads is None else growth.heads
     ffn = growth.width if growth.ffn is None else growth.ffn
     _check_factors(anatomy, growth, heads, ffn)
     sources = _layer_sources(anatomy.num_layers, growth)
-    tokens = int(anatomy.settings[anatomy.facts.vocabulary])
+    tokens = _tokens(anatomy, growth)
     vocabulary = tokens if growth.vocabulary is None else growth.vocabulary
     if vocabulary < tokens:
         raise InputError(
@@ -180,15 +196,20 @@ def plan_growth(
         vocabulary=vocabulary - tokens,
         tied=_is_tied(model, anatomy),
         head_dim=_head_dim(model, anatomy),
+        table=_table_scale(model, anatomy, growth),
+        around_one=anatomy.facts.around_one,
     )
     is_same = vocabulary == tokens and len(sources) == anatomy.num_layers
     if is_same and factors.largest == growth.kv_heads == 1:
         raise InputError(
             "grow: nothing grows. Give width, depth, ffn, heads, layers or vocabulary."
         )
-    plan = GrowthPlan(growth, anatomy, factors, sources, axes_of(model, anatomy))
+    plan = GrowthPlan(growth, factors, axes_of(model, anatomy), anatomy, sources)
     _check_depth(plan)
-    _check_memory(model, optimizers, plan, copies)
+    wider = factors.stream * factors.largest
+    check_memory(
+        model, optimizers, wider * max(len(sources) / max(anatomy.num_layers, 1), 1.0), copies
+    )
     _check_symmetry(model, plan)
     return plan
 
@@ -215,7 +236,8 @@ def _layer_sources(before: int, growth: Growth) -> tuple[LayerSource, ...]:
     return tuple(found)
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
+def refuse_wrapped(model: nn.Module) -> None:
+    """Raise InputError for what is around or in a model and would be lost."""
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise InputError(
@@ -233,8 +255,39 @@ def _refuse_wrapped(model: nn.Module) -> None:
             )
 
 
+def _tokens(anatomy: Anatomy, growth: Growth) -> int:
+    """Of the vocabulary; 0 where there is none."""
+    if anatomy.facts.vocabulary:
+        return int(anatomy.settings[anatomy.facts.vocabulary])
+    if growth.vocabulary:
+        raise InputError(f"grow: a {anatomy.family} reads images and has no vocabulary.")
+    return 0
+
+
+def _table_scale(model: nn.Module, anatomy: Anatomy, growth: Growth) -> float:
+    """What embeddings become where the family multiplies them by the root of the width."""
+    name = anatomy.facts.embedding_scale
+    if not name or growth.width == 1:
+        return 1.0
+    table = next(
+        module
+        for path, module in model.named_modules()
+        if not layer_of(path, anatomy) and role_of(path, anatomy.facts) == "table"
+    )
+    width = int(anatomy.settings[anatomy.facts.width[0]])
+    # In the precision in which both models multiply.
+    dtype = next(table.parameters()).dtype
+    before, after = getattr(table, name), torch.tensor((width * growth.width) ** 0.5)
+    return float(before.to(dtype)) / float(after.to(dtype))
+
+
 def _check_factors(anatomy: Anatomy, growth: Growth, heads: int, ffn: int) -> None:
     facts = anatomy.facts
+    if ffn != growth.width and not facts.ffn:
+        raise InputError(
+            f"grow: the feed-forward part of a {anatomy.family} is a fixed multiple of its width,"
+            f" so ffn={ffn} needs width={ffn}; got width={growth.width}."
+        )
     if heads != growth.width and not facts.head_dim:
         raise InputError(
             f"grow: heads of a {anatomy.family} have width / heads rows, so {heads} times the heads"
@@ -249,6 +302,12 @@ def _check_factors(anatomy: Anatomy, growth: Growth, heads: int, ffn: int) -> No
             )
     if growth.kv_heads == 1:
         return
+    if facts.rows == "unequal":
+        raise InputError(
+            f"grow: queries, keys and values of a {anatomy.family} are one matrix, in which key and"
+            " value heads cannot be repeated; got kv_heads="
+            f"{growth.kv_heads}."
+        )
     if not facts.kv_heads:
         raise InputError(f"grow: a {anatomy.family} has one key and value head per query head.")
     queries, keys = anatomy.settings[facts.heads], anatomy.settings[facts.kv_heads]
@@ -280,8 +339,17 @@ def _head_dim(model: nn.Module, anatomy: Anatomy) -> int:
     return int(getattr(block.get_submodule(path), attribute))
 
 
+def _is_gated(block: BlockParts) -> bool:
+    return len(block.expansions) * block.expansion_segments > 1
+
+
 def _check_depth(plan: GrowthPlan) -> None:
     growth, anatomy = plan.growth, plan.anatomy
+    if not anatomy.facts.layers and len(plan.sources) != anatomy.num_layers:
+        raise InputError(
+            f"grow: the layers of this {anatomy.family} are shared, so there are no more of them to"
+            " add. Grow its width."
+        )
     preserves = growth.mode in ("out0", "ln0") and any(s.is_new for s in plan.sources)
     for name in anatomy.facts.by_number:
         if preserves and anatomy.settings.get(name):
@@ -294,7 +362,7 @@ def _check_depth(plan: GrowthPlan) -> None:
             f"grow: the norms of this {anatomy.family} sit on the residual path, so no new block"
             " leaves the function unchanged. Grow its width, or take allow_approximate=True."
         )
-    if growth.mode == "ln0" and len(anatomy.block.expansions) > 1:
+    if growth.mode == "ln0" and _is_gated(anatomy.block):
         raise InputError(
             "grow: with mode='ln0' a gated feed-forward part would get no gradient ever"
             " (both factors are 0). Use mode='out0'."
@@ -313,10 +381,10 @@ def _check_symmetry(model: nn.Module, plan: GrowthPlan) -> None:
         )
 
 
-def _check_memory(
+def check_memory(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
-    plan: GrowthPlan,
+    factor: float,
     copies: int,
 ) -> None:
     """The larger model, its averages, gradients and state, before anything is made."""
@@ -324,9 +392,7 @@ def _check_memory(
     for optimizer in optimizers:
         tensors = [t for entry in optimizer.state.values() for t in entry.values()]
         held += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
-    wider = plan.factors.stream * plan.factors.largest
-    deeper = max(len(plan.sources) / max(plan.anatomy.num_layers, 1), 1.0)
-    needed, free = int(held * wider * deeper), available_bytes()
+    needed, free = int(held * factor), available_bytes()
     if needed > free:
         raise ResourceError(
             f"grow: the larger model with gradients and state needs up to {needed / 2**30:.1f} GiB,"

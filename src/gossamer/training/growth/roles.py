@@ -9,7 +9,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.nn.families import BlockParts, GrowthFacts, answers, block_of, family_of, why_not
 from gossamer.nn.surgery.matrix_layers import stores_transposed
-from gossamer.training.growth.tensors import Axes, Space
+from gossamer.training.growth.tensors import Axes, Layout, Space
 
 # Role -> the spaces that it makes and reads.
 _SPACES: dict[str, tuple[Space, Space]] = {
@@ -20,6 +20,13 @@ _SPACES: dict[str, tuple[Space, Space]] = {
     "down": ("stream", "ffn"),
     "table": ("stream", "vocabulary"),
     "embedding": ("stream", "fixed"),
+    "patches": ("stream", "fixed"),
+    "head norm": ("fixed", "fixed"),
+    "query norm": ("query", "fixed"),
+    "key norm": ("key", "fixed"),
+    "distances": ("query", "fixed"),
+    "joint": ("query", "stream"),
+    "pair classifier": ("fixed", "stream"),
     "norm": ("stream", "fixed"),
     "last norm": ("stream", "fixed"),
     "inner": ("stream", "stream"),
@@ -27,6 +34,9 @@ _SPACES: dict[str, tuple[Space, Space]] = {
     "logits": ("vocabulary", "fixed"),
     "classifier": ("fixed", "stream"),
 }
+_VECTORS = ("norm", "last norm", "head norm", "query norm", "key norm", "logits")
+# Rows are looked up, or added to those of a sequence: what is made lies along the last side.
+_ROWS = ("table", "embedding", "distances")
 
 
 @dataclass(frozen=True)
@@ -103,9 +113,9 @@ def axes_of(model: nn.Module, anatomy: Anatomy) -> dict[str, Axes]:
     unknown = []
     for name, module in model.named_modules():
         inside = layer_of(name, anatomy)
-        role = _part_of(inside[1], anatomy.block) if inside else role_of(name, anatomy.facts)
+        role = _part_of(inside[1], anatomy) if inside else role_of(name, anatomy.facts)
         for key, param in module._parameters.items():
-            if key == "bias" and param is None:
+            if param is None and (key == "bias" or role == "joint"):
                 continue
             # The values of a compact layer stand for the weight of the dense one.
             key = "weight" if key == "values" else key
@@ -114,13 +124,16 @@ def axes_of(model: nn.Module, anatomy: Anatomy) -> dict[str, Axes]:
                 unknown.append(slot)
                 continue
             made, read = _SPACES[role]
-            segments = anatomy.block.segments if role == "query" else 1
-            if key == "bias" or role in ("norm", "last norm", "logits"):
-                found[slot] = Axes(made, "fixed", "vector", segments, role == "last norm")
+            segments = _segments(role, anatomy, is_block=inside is not None)
+            if key.endswith("bias") or role in _VECTORS:
+                is_last = role == "last norm"
+                found[slot] = Axes(made, "fixed", "vector", segments, is_last_norm=is_last)
             else:
-                # Rows of a table are looked up: what is made lies along the second side.
-                is_turned = role in ("table", "embedding") or stores_transposed(module)
-                found[slot] = Axes(made, read, "transposed" if is_turned else "matrix", segments)
+                is_turned = role in _ROWS or stores_transposed(module)
+                layout: Layout = "transposed" if is_turned else "matrix"
+                parts = 2 if role == "pair classifier" else 1
+                is_table = role == "table"
+                found[slot] = Axes(made, read, layout, segments, parts, is_table)
                 if param is not None and role == "table":
                     tables[param] = found[slot]
                 elif param is not None and role == "head":
@@ -150,10 +163,28 @@ def layer_of(name: str, anatomy: Anatomy) -> tuple[int, str] | None:
     return int(number), rest
 
 
-def _part_of(name: str, parts: BlockParts) -> str:
+def _segments(role: str, anatomy: Anatomy, *, is_block: bool) -> tuple[int, ...]:
+    """Shares of the projections that are stacked in a layer of this role."""
+    facts, parts = anatomy.facts, anatomy.block
+    if role == "joint":
+        return (1, 1, 1)
+    if role == "expansion" and is_block:
+        return (1,) * parts.expansion_segments
+    if role != "query" or facts.rows == "in turn":
+        return (1,)
+    if facts.rows == "unequal":
+        queries, keys = (int(anatomy.settings[name]) for name in (facts.heads, facts.kv_heads))
+        return (queries, keys, keys)
+    return (1,) * parts.segments
+
+
+def _part_of(name: str, anatomy: Anatomy) -> str:
     """What a module inside of a block is; "" if nobody knows."""
+    parts = anatomy.block
+    if name in anatomy.facts.inside:
+        return anatomy.facts.inside[name]
     if name in parts.projections:
-        return "query" if parts.segments > 1 or name == parts.projections[0] else "key"
+        return "query" if name == parts.projections[0] else "key"
     if name in parts.expansions:
         return "expansion"
     if name in parts.norms:

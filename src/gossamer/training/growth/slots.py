@@ -88,7 +88,12 @@ def fill(
     for name, axes in axes_of(larger, plan.anatomy).items():
         source, is_new = plan.source_of(name)
         place, _, key = name.rpartition(".")
-        if source is None or (is_new and plan.growth.mode == "random"):
+        if source is not None and source not in plan.axes and not is_new:
+            raise InputError(
+                f"grow: {source} is not there, as the first block has another form than the others;"
+                " so it stays the first. Put new blocks after it, or on top."
+            )
+        if source not in plan.axes or (is_new and plan.growth.mode == "random"):
             fresh = larger.get_parameter(name).detach().to(like.device, like.dtype, copy=True)
             home: Any = name
             made[home] = GrownParameter(place, nn.Parameter(fresh), axes)
@@ -101,15 +106,15 @@ def fill(
             if home not in made:
                 axes, mine = plan.axes[source], own.get(home_of)
                 trained = model.get_parameter(source) if mine is None else mine.trained()
-                noise = _noise(_numbers(trained, mine, optimizers), plan.growth)
+                noise = noise_on(numbers_of(trained, mine, optimizers), plan.growth)
                 value, mask, pattern = _grown(
-                    _numbers(old, layer, optimizers), axes, layer, plan, noise, generator
+                    numbers_of(old, layer, optimizers), axes, layer, plan, noise, generator
                 )
                 param = nn.Parameter(value, requires_grad=old.requires_grad)
                 made[home] = GrownParameter(place, param, axes, old, is_new, layer, mask, pattern)
         param = made[home].param
         if is_new and _begins_at_zero(name, plan):
-            param.zero_()
+            param.fill_(_nothing(name, plan))
         module = larger.get_submodule(place)
         there = module._parameters[key]
         if there is None or there.shape != param.shape:
@@ -120,11 +125,11 @@ def fill(
             )
         module._parameters[key] = param
     for slot in made.values():
-        _make_sparse(larger, slot)
+        make_sparse(larger, slot)
     return list(made.values())
 
 
-def _numbers(
+def numbers_of(
     old: nn.Parameter, layer: Any, optimizers: Sequence[torch.optim.Optimizer]
 ) -> torch.Tensor:
     """The numbers of an old Parameter in the shape of the dense weight, zeros where it has them."""
@@ -139,7 +144,7 @@ def _numbers(
     return numbers
 
 
-def _noise(numbers: torch.Tensor, growth: Growth) -> float:
+def noise_on(numbers: torch.Tensor, growth: Growth) -> float:
     """The size of the noise on a weight of these numbers; zeros do not count."""
     counted = numbers[numbers != 0]
     if growth.symmetry != "noise" or not counted.numel():
@@ -180,11 +185,19 @@ def _begins_at_zero(name: str, plan: GrowthPlan) -> bool:
     module = path.removeprefix(f"{plan.anatomy.layers}.").partition(".")[2]
     parts, mode = plan.anatomy.block, plan.growth.mode
     if mode == "out0":
-        return module in (parts.output, parts.down)
+        # What a part gives may go through a norm, whose gradient at zero has no bound.
+        return module in (plan.anatomy.facts.norms_out or (parts.output, parts.down))
     return mode == "ln0" and (module in parts.norms or key == "bias")
 
 
-def _make_sparse(larger: nn.Module, grown: GrownParameter) -> None:
+def _nothing(name: str, plan: GrowthPlan) -> float:
+    """The number of a slot that begins at zero: norms around 1 give nothing at -1."""
+    facts, module = plan.anatomy.facts, name.rpartition(".")[0]
+    is_norm = module.endswith((*plan.anatomy.block.norms, *facts.norms_out))
+    return -1.0 if facts.around_one and is_norm else 0.0
+
+
+def make_sparse(larger: nn.Module, grown: GrownParameter) -> None:
     """Give a layer of the larger model the form of its source, or a mask that may still move."""
     if grown.mask is None or grown.pattern is None:
         return
@@ -214,6 +227,10 @@ def _mask_between(
     is_partly_open = opened < 1.0 and made > 1 and read > 1
     if layer is None and not is_partly_open:
         return None, None
+    if len(shape) != 2:
+        raise InputError(
+            "grow: there is no rule for the zeros of a convolution. Make it dense before."
+        )
     if axes.layout != "matrix":
         raise InputError(
             "grow: a Conv1D of transformers has no mask, so zeros between its copies cannot be kept"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.training.growth.plan import GrowthPlan
+from gossamer.training.growth.plan import SlotPlan
 from gossamer.training.growth.slots import GrownParameter
 from gossamer.training.growth.tensors import Factors, Quantity
 from gossamer.training.optim import SmallStateOptimizer
@@ -106,7 +106,7 @@ def _split_in(optimizer: SmallStateOptimizer, slots: list[GrownParameter]) -> li
 def move_optimizer(
     optimizer: torch.optim.Optimizer,
     slots: list[GrownParameter],
-    plan: GrowthPlan,
+    plan: SlotPlan,
     larger: nn.Module,
 ) -> None:
     """Let the optimizer hold the larger parameters, in the groups of their sources."""
@@ -146,7 +146,7 @@ def _home(
 
 
 def _slow_down(
-    optimizer: torch.optim.Optimizer, members: list[list[GrownParameter]], plan: GrowthPlan
+    optimizer: torch.optim.Optimizer, members: list[list[GrownParameter]], plan: SlotPlan
 ) -> None:
     """Hidden matrices that read k copies learn with 1 / k of the rate, in groups of their own."""
     for group, chosen in zip(list(optimizer.param_groups), members, strict=True):

@@ -16,7 +16,7 @@ import torch
 
 from gossamer.errors import InputError
 
-Space = Literal["stream", "query", "key", "ffn", "vocabulary", "fixed"]
+Space = Literal["stream", "query", "key", "ffn", "experts", "vocabulary", "fixed"]
 Layout = Literal["matrix", "transposed", "vector"]
 # What the numbers are: the parameter itself, a mean of gradients, a mean of their squares, or a
 # mean of steps, which do not depend on the size of gradients.
@@ -32,15 +32,21 @@ class Axes:
         made: the space its outputs live in.
         read: the space of its inputs; "fixed" for tables, norms and biases.
         layout: "matrix" [made, read], "transposed" [read, made], "vector" [made].
-        segments: projections that are stacked along `made`.
+        segments: shares of the projections that are stacked along `made`.
+        read_parts: vectors of the stream that are read side by side.
+        is_table: of tokens.
         is_last_norm: directly before the head of a language model.
+        scale: what each copy is of the old numbers, whatever the growth.
     """
 
     made: Space
     read: Space = "fixed"
     layout: Layout = "matrix"
-    segments: int = 1
+    segments: tuple[int, ...] = (1,)
+    read_parts: int = 1
+    is_table: bool = False
     is_last_norm: bool = False
+    scale: float = 1.0
 
     @property
     def is_head(self) -> bool:
@@ -53,25 +59,31 @@ class Factors:
     """How much larger each space becomes.
 
     Attributes:
-        stream, heads, ffn: copies.
+        stream, heads, ffn, experts: copies.
         spread: how often each key and value head is repeated, beside itself.
         vocabulary: entries that are added.
         tied: the head shares the table of tokens, so the last norm carries 1 / stream.
         head_dim: rows of one head.
+        table: what each copy in the table of tokens is of the old numbers; what multiplies
+            embeddings by the root of the width does the rest.
+        around_one: weights of norms are distances from 1.
     """
 
     stream: int = 1
     heads: int = 1
     ffn: int = 1
+    experts: int = 1
     spread: int = 1
     vocabulary: int = 0
     tied: bool = False
     head_dim: int = 1
+    table: float = 1.0
+    around_one: bool = False
 
     def of(self, space: Space) -> int:
         """Copies of a space."""
         copies = {"stream": self.stream, "query": self.heads, "key": self.heads, "ffn": self.ffn}
-        return copies.get(space, 1)
+        return (copies | {"experts": self.experts}).get(space, 1)
 
     @property
     def largest(self) -> int:
@@ -80,7 +92,14 @@ class Factors:
 
     def made_scale(self, axes: Axes) -> float:
         """What each copy of the output is of the old output."""
-        return 1 / self.stream if axes.is_last_norm and self.tied else 1.0
+        if axes.is_table:
+            return self.table
+        return self._before_head if axes.is_last_norm and self.tied else axes.scale
+
+    @property
+    def _before_head(self) -> float:
+        """What a tied head reads is this much of what it read."""
+        return 1 / (self.stream * self.table)
 
     def gradient_ratio(self, axes: Axes) -> float:
         """A gradient after growth over the one before, if all copies are alike.
@@ -88,7 +107,7 @@ class Factors:
         Moving all P copies by their scale moves the loss as before, so each has 1 / (P scale) of
         the old gradient; a tied head reads copies that are scaled themselves.
         """
-        read_scale = 1 / self.stream if axes.is_head and self.tied else 1.0
+        read_scale = self._before_head if axes.is_head and self.tied else 1.0
         copies = self.of(axes.made) * (self.spread if axes.made == "key" else 1)
         return read_scale / (copies * self.made_scale(axes))
 
@@ -126,7 +145,9 @@ def grown_tensor(
             diagonal all.
         generator: of the noise.
     """
-    old = tensor[:, None] if axes.layout == "vector" else _turned(tensor, axes)
+    if axes.made == axes.read == "fixed":
+        return tensor.clone()
+    old = _as_matrix(tensor, axes)
     made, read = factors.of(axes.made), factors.of(axes.read)
     if quantity == "value":
         weights = shares(made, read, is_uniform) * factors.made_scale(axes)
@@ -134,7 +155,9 @@ def grown_tensor(
         ratio = factors.gradient_ratio(axes) ** _POWERS[quantity]
         weights = torch.full((made, read), ratio, dtype=torch.float64)
     wide = old.to(torch.promote_types(old.dtype, torch.float32))
-    grown = in_blocks(wide, weights.to(wide), axes.segments)
+    # A weight around 1 is scaled with its 1.
+    one = float(quantity == "value" and axes.is_last_norm and factors.around_one)
+    grown = in_blocks(wide + one, weights.to(wide), axes.segments) - one
     if noise and read > 1 and old.numel():
         # Adds up to zero over what is read, so that no output changes.
         drawn_RQI = torch.randn(grown.shape, generator=generator, dtype=torch.float64).to(old)
@@ -148,8 +171,7 @@ def grown_tensor(
         mean = grown.mean(dim=dim, keepdim=True)
         entry = torch.zeros_like(mean) if quantity in ("mean", "step") else mean
         grown = torch.cat((grown, entry.repeat_interleave(factors.vocabulary, dim=dim)), dim=dim)
-    stored = grown[:, 0] if axes.layout == "vector" else _turned(grown, axes)
-    return stored.to(tensor.dtype).contiguous()
+    return _as_stored(grown, axes, tensor.shape).to(tensor.dtype).contiguous()
 
 
 def repeated_heads(grown: torch.Tensor, axes: Axes, factors: Factors) -> torch.Tensor:
@@ -160,15 +182,33 @@ def repeated_heads(grown: torch.Tensor, axes: Axes, factors: Factors) -> torch.T
     return heads.repeat_interleave(factors.spread, dim=0).flatten(0, 1)
 
 
-def in_blocks(old: torch.Tensor, weights: torch.Tensor, segments: int) -> torch.Tensor:
+def in_blocks(old: torch.Tensor, weights: torch.Tensor, segments: tuple[int, ...]) -> torch.Tensor:
     """The old matrix times its weight [P, Q] in every block of the larger one; works on masks."""
-    rows, columns = old.shape
-    if rows % segments:
-        raise InputError(f"{rows} rows cannot be {segments} segments of one size.")
-    stacked = old.reshape(segments, 1, rows // segments, 1, columns)
-    blocks_SPOQI = stacked * weights[None, :, None, :, None]
-    return blocks_SPOQI.flatten(3, 4).flatten(0, 2)
+    rows, whole = len(old), sum(segments)
+    if rows % whole:
+        raise InputError(f"{rows} rows cannot be segments of shares {segments}.")
+    grown = []
+    for segment_OI in torch.split(old, [rows // whole * share for share in segments]):
+        blocks_POQI = segment_OI[None, :, None, :] * weights[:, None, :, None]
+        grown.append(blocks_POQI.flatten(2, 3).flatten(0, 1))
+    return torch.cat(grown)
 
 
-def _turned(matrix: torch.Tensor, axes: Axes) -> torch.Tensor:
-    return matrix.T if axes.layout == "transposed" else matrix
+def _as_matrix(tensor: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """The numbers as [made, read]; what else a tensor has lies along the fixed side."""
+    if axes.layout == "vector":
+        return tensor[:, None]
+    if axes.layout == "transposed":
+        return (tensor[None] if tensor.ndim == 1 else tensor).flatten(0, -2).T
+    flat = tensor if tensor.ndim == 2 else tensor.flatten(1)
+    return flat.reshape(len(flat) * axes.read_parts, flat.shape[1] // axes.read_parts)
+
+
+def _as_stored(grown: torch.Tensor, axes: Axes, old: torch.Size) -> torch.Tensor:
+    """[made, read] as a tensor like that of the old shape."""
+    if axes.layout == "vector":
+        return grown[:, 0]
+    if axes.layout == "transposed":
+        return grown.T.reshape(*old[:-1], len(grown)) if len(old) != 2 else grown.T
+    rows, columns = len(grown) // axes.read_parts, grown.shape[1] * axes.read_parts
+    return grown.reshape(rows, *(old[1:] if len(old) > 2 else (columns,)))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.training.growth.growing import grown_from
-from gossamer.training.growth.plan import GrowthPlan
+from gossamer.training.growth.plan import SlotPlan
 from gossamer.training.growth.tensors import grown_tensor
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -96,7 +96,7 @@ def _measured(model: nn.Module, batch: Any, loss: Loss) -> float:
     return float(result.detach())
 
 
-def _compared(old: nn.Module, new: nn.Module, plan: GrowthPlan) -> dict[str, float]:
+def _compared(old: nn.Module, new: nn.Module, plan: SlotPlan) -> dict[str, float]:
     """Old parameter -> how far its gradient in the larger model is from the foretold one."""
     gradients = {name: p.grad for name, p in old.named_parameters() if p.grad is not None}
     # Some gradients are 0 but for rounding, such as that of a bias of keys.

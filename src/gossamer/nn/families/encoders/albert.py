@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """ALBERT: a few layers of BERT that run many times, behind narrow embeddings."""
 
-from gossamer.nn.families.encoders.bert import ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import EMBEDDINGS, ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     EncoderFacts,
     Family,
+    GrowthFacts,
     transformers_path,
 )
 
@@ -34,5 +35,22 @@ FAMILY = Family(
     tokens="its layers are shared, and tokens are dropped by one threshold per layer",
     chains="its layers are shared, and a pipeline gives each stage layers of its own",
     classes=ClassNames("albert", "Albert", ENCODER_HEADS, activation="hidden_act"),
-    growth="its layers are shared, and its embeddings have a width of their own",
+    growth=GrowthFacts(
+        width=("hidden_size", "embedding_size"),
+        heads="num_attention_heads",
+        ffn="intermediate_size",
+        layers="",
+        vocabulary="vocab_size",
+        roles={
+            **EMBEDDINGS,
+            "embedding_hidden_mapping_in": "inner",
+            "pooler": "inner",
+            "predictions.dense": "inner",
+            "predictions.LayerNorm": "last norm",
+            "predictions.decoder": "head",
+            "predictions": "logits",
+            "classifier": "classifier",
+            "qa_outputs": "classifier",
+        },
+    ),
 )

@@ -32,8 +32,22 @@ EMBEDDINGS: dict[str, Role] = {
 }
 
 
-def bert_like(name: str, model_type: str, prefix: str, heads: dict[str, Role]) -> Family:
-    """A family whose layers are written like those of BERT; `heads`: roles of what is on top."""
+def bert_like(
+    name: str,
+    model_type: str,
+    prefix: str,
+    heads: dict[str, Role],
+    width: tuple[str, ...] = ("hidden_size",),
+) -> Family:
+    """A family whose layers are written like those of BERT.
+
+    Args:
+        name: what people call it.
+        model_type: what config.json calls it.
+        prefix: how the names of its classes begin.
+        heads: roles of what is on top.
+        width: settings that hold the width of the stream, or of embeddings that grow with it.
+    """
     return Family(
         name=name,
         block=BlockParts(
@@ -54,7 +68,7 @@ def bert_like(name: str, model_type: str, prefix: str, heads: dict[str, Role]) -
         tokens=TokenFacts(uncalled=("attention", "self")),
         classes=ClassNames(model_type, prefix, ENCODER_HEADS, activation="hidden_act"),
         growth=GrowthFacts(
-            width=("hidden_size",),
+            width=width,
             heads="num_attention_heads",
             ffn="intermediate_size",
             layers="num_hidden_layers",

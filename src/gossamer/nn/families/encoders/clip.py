@@ -3,8 +3,19 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.encoders.vit import NO_GROWTH, NO_WORDS, tower_parts
-from gossamer.nn.families.family import BlockParts, ClassNames, EncoderFacts, Family
+from gossamer.nn.families.encoders.vit import NO_WORDS, TOWER_GROWTH, tower_parts
+from gossamer.nn.families.family import (
+    BlockParts,
+    ClassNames,
+    EncoderFacts,
+    Family,
+    Role,
+)
+
+TOWER_PATCHES: dict[str, Role] = {
+    "patch_embedding": "patches",
+    "position_embedding": "embedding",
+}
 
 
 def two_towers(model_type: str, prefix: str) -> BlockParts:
@@ -26,5 +37,13 @@ FAMILY = Family(
     tokens=NO_WORDS,
     positions=NO_WORDS,
     classes=ClassNames("clip_vision_model", "CLIPVision", ("Model",), activation="hidden_act"),
-    growth=NO_GROWTH,
+    growth=replace(
+        TOWER_GROWTH,
+        roles={
+            **TOWER_PATCHES,
+            "embeddings": "embedding",
+            "pre_layrnorm": "norm",
+            "post_layernorm": "norm",
+        },
+    ),
 )

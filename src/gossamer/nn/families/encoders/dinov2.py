@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DINOv2: the blocks of ViT; what each part gives is multiplied by a learned scale."""
 
-from gossamer.nn.families.encoders.vit import NO_GROWTH, NO_WORDS, tower_parts
+from dataclasses import replace
+
+from gossamer.nn.families.encoders.vit import NO_WORDS, TOWER_GROWTH, tower_parts
 from gossamer.nn.families.family import ClassNames, EncoderFacts, Family
 
 FAMILY = Family(
@@ -13,5 +15,10 @@ FAMILY = Family(
     classes=ClassNames(
         "dinov2", "Dinov2", ("Model", "ForImageClassification"), activation="hidden_act"
     ),
-    growth=NO_GROWTH,
+    growth=replace(
+        TOWER_GROWTH,
+        ffn="",  # a multiple of the width
+        inside={"layer_scale1": "norm", "layer_scale2": "norm"},
+        roles={**TOWER_GROWTH.roles, "classifier": "pair classifier"},
+    ),
 )

@@ -6,9 +6,24 @@ from dataclasses import replace
 from gossamer.nn.families.encoders.bert import bert_like
 from gossamer.nn.families.family import EncoderFacts
 
+_ROWS = bert_like(
+    "ELECTRA",
+    "electra",
+    "Electra",
+    heads={
+        "embeddings_project": "inner",
+        "generator_predictions.dense": "inner",
+        "generator_predictions.LayerNorm": "last norm",
+        "generator_lm_head": "head",
+        "classifier.dense": "inner",
+        "classifier.out_proj": "classifier",
+        "classifier": "classifier",
+    },
+    # Embeddings may have a width of their own, which grows by the same factor.
+    width=("hidden_size", "embedding_size"),
+)
 FAMILY = replace(
-    bert_like("ELECTRA", "electra", "Electra", heads={}),
+    _ROWS,
     # Its model projects what the embeddings give, and has no pooler.
     encoder=EncoderFacts(),
-    growth="its embeddings have a width of their own, and growing widens one width of a model",
 )

@@ -7,6 +7,7 @@ from gossamer.nn.families.family import (
     ClassNames,
     EncoderFacts,
     Family,
+    GrowthFacts,
     transformers_chain,
     transformers_path,
 )
@@ -38,5 +39,21 @@ FAMILY = Family(
         )
     },
     classes=ClassNames("modernbert", "ModernBert", ENCODER_HEADS, activation="hidden_activation"),
-    growth="its first layer has no norm, and gate and up of the others are one layer",
+    growth=GrowthFacts(
+        width=("hidden_size",),
+        heads="num_attention_heads",
+        ffn="intermediate_size",
+        layers="num_hidden_layers",
+        vocabulary="vocab_size",
+        per_layer=("layer_types",),
+        roles={
+            "tok_embeddings": "table",
+            "embeddings.norm": "norm",
+            "final_norm": "norm",
+            "head.dense": "inner",
+            "head.norm": "last norm",
+            "decoder": "head",
+            "classifier": "classifier",
+        },
+    ),
 )

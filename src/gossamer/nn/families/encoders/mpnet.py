@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPNet: scores know how far apart two tokens are, by a table that all layers share."""
 
-from gossamer.nn.families.encoders.bert import ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import EMBEDDINGS, ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     EncoderFacts,
     Family,
+    GrowthFacts,
     PositionFacts,
     transformers_path,
 )
@@ -35,5 +36,24 @@ FAMILY = Family(
     positions=PositionFacts(after_padding=True),
     chains="its encoder computes what all layers add to their scores, which no stage would do",
     classes=ClassNames("mpnet", "MPNet", ENCODER_HEADS, activation="hidden_act"),
-    growth=_SHARED,
+    growth=GrowthFacts(
+        width=("hidden_size",),
+        heads="num_attention_heads",
+        ffn="intermediate_size",
+        layers="num_hidden_layers",
+        vocabulary="vocab_size",
+        roles={
+            **EMBEDDINGS,
+            "relative_attention_bias": "distances",
+            "pooler.dense": "inner",
+            "lm_head.dense": "inner",
+            "lm_head.layer_norm": "last norm",
+            "lm_head.decoder": "head",
+            "lm_head": "logits",
+            "classifier.dense": "inner",
+            "classifier.out_proj": "classifier",
+            "classifier": "classifier",
+            "qa_outputs": "classifier",
+        },
+    ),
 )

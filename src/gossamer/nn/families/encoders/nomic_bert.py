@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """NomicBERT: norms last as in BERT, turned queries and keys and gates as in Llama."""
 
-from gossamer.nn.families.encoders.bert import ENCODER_HEADS
+from gossamer.nn.families.encoders.bert import EMBEDDINGS, ENCODER_HEADS
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     EncoderFacts,
     Family,
+    GrowthFacts,
     transformers_chain,
     transformers_path,
 )
@@ -30,5 +31,21 @@ FAMILY = Family(
         "NomicBertForMaskedLM": transformers_chain("nomic_bert", "layers", "embeddings", "", "cls")
     },
     classes=ClassNames("nomic_bert", "NomicBert", ENCODER_HEADS[:4], activation="hidden_act"),
-    growth="growing a gated layer whose norm comes last has not been tried",
+    growth=GrowthFacts(
+        width=("hidden_size",),
+        heads="num_attention_heads",
+        head_dim="head_dim",
+        ffn="intermediate_size",
+        layers="num_hidden_layers",
+        vocabulary="vocab_size",
+        roles={
+            **EMBEDDINGS,
+            "pooler.dense": "inner",
+            "transform.dense": "inner",
+            "transform.layer_norm": "last norm",
+            "predictions.decoder": "head",
+            "predictions": "logits",
+            "classifier": "classifier",
+        },
+    ),
 )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """SigLIP: the two towers of CLIP; both attend to all tokens."""
 
-from gossamer.nn.families.encoders.clip import two_towers
-from gossamer.nn.families.encoders.vit import NO_GROWTH, NO_WORDS
+from dataclasses import replace
+
+from gossamer.nn.families.encoders.clip import TOWER_PATCHES, two_towers
+from gossamer.nn.families.encoders.vit import NO_WORDS, TOWER_GROWTH
 from gossamer.nn.families.family import ClassNames, EncoderFacts, Family
 
 FAMILY = Family(
@@ -12,5 +14,18 @@ FAMILY = Family(
     tokens=NO_WORDS,
     positions=NO_WORDS,
     classes=ClassNames("siglip_vision_model", "SiglipVision", ("Model",), activation="hidden_act"),
-    growth=NO_GROWTH,
+    growth=replace(
+        TOWER_GROWTH,
+        roles={
+            **TOWER_PATCHES,
+            "post_layernorm": "norm",
+            # Its pooler attends with one learned query.
+            "head": "embedding",
+            "head.attention": "joint",
+            "head.attention.out_proj": "output",
+            "head.layernorm": "norm",
+            "head.mlp.fc1": "expansion",
+            "head.mlp.fc2": "down",
+        },
+    ),
 )

@@ -1,16 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """ViT, and what other families take from it: a tower of blocks over the patches of an image."""
 
+from dataclasses import replace
+
 from gossamer.nn.families.family import (
     BlockParts,
     ClassNames,
     EncoderFacts,
     Family,
+    GrowthFacts,
     transformers_path,
 )
 
 NO_WORDS = "it reads patches of images, which are no tokens of a text"
-NO_GROWTH = "growing knows the roles of a text model's parts, and its embeddings are patches"
+TOWER_GROWTH = GrowthFacts(
+    width=("hidden_size",),
+    heads="num_attention_heads",
+    ffn="intermediate_size",
+    layers="num_hidden_layers",
+    vocabulary="",
+    roles={
+        "embeddings": "embedding",
+        "patch_embeddings.projection": "patches",
+        "layernorm": "norm",
+        "pooler.dense": "inner",
+        "classifier": "classifier",
+    },
+)
 
 
 def tower_parts(model_type: str, block: str, norms: tuple[str, str]) -> BlockParts:
@@ -37,5 +53,5 @@ FAMILY = Family(
     tokens=NO_WORDS,
     positions=NO_WORDS,
     classes=ClassNames("vit", "ViT", ("Model", "ForImageClassification"), activation="hidden_act"),
-    growth=NO_GROWTH,
+    growth=replace(TOWER_GROWTH, width=("hidden_size", "pooler_output_size")),
 )

@@ -34,6 +34,9 @@ class GrowSettings(Settings):
     kv_heads: int = Field(
         default=1, ge=1, le=64, description="How often key and value heads are repeated."
     )
+    experts: int = Field(
+        default=1, ge=1, le=64, description="Copies of every expert of a mixture; alone."
+    )
     mode: Literal["out0", "ln0", "stack", "random"] = Field(
         default="out0",
         description="New blocks: add nothing yet (out0, ln0), plain copies, fresh ones.",

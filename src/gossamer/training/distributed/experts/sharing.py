@@ -38,8 +38,8 @@ def check_experts(sizes: MeshSizes, model: nn.Module) -> None:
     for layer in mixtures_of(model):
         if layer.num_experts % sizes.expert:
             raise InputError(
-                f"mesh.expert: {layer.name or 'the model'} has {layer.num_experts} experts, which {sizes.expert} ranks"
-                " cannot share equally. Use a number of ranks that divides them."
+                f"mesh.expert: {layer.name or 'the model'} has {layer.num_experts} experts, which"
+                f" {sizes.expert} ranks cannot share equally. Use a number of ranks that divides them."
             )
     for name, moe in moe_layers(model):
         if moe.router.choice == "experts":
