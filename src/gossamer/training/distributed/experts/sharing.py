@@ -36,10 +36,12 @@ def check_experts(sizes: MeshSizes, model: nn.Module) -> None:
     if sizes.expert == 1:
         return
     for layer in mixtures_of(model):
-        if layer.num_experts % sizes.expert:
+        count = layer.num_experts
+        if count % sizes.expert:
             raise InputError(
-                f"mesh.expert: {layer.name or 'the model'} has {layer.num_experts} experts, which"
-                f" {sizes.expert} ranks cannot share equally. Use a number of ranks that divides them."
+                f"mesh.expert: {layer.name or 'the model'} has {count} experts, which"
+                f" {sizes.expert} ranks cannot share equally. Use a number of ranks that divides"
+                " them."
             )
     for name, moe in moe_layers(model):
         if moe.router.choice == "experts":
