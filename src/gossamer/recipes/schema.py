@@ -60,10 +60,10 @@ class Stage(Settings):
     structured: Structured | None = None
     recover: Recover | None = None
     tokens: Tokens | None = None
-    relufy: Relufy | None = None
     upcycle: Upcycle | None = None
     moefy: Moefy | None = None
     fewer_experts: FewerExperts | None = None
+    relufy: Relufy | None = None
     round: Round | None = None
     train: Train | None = None
 
