@@ -63,10 +63,10 @@ def make_step(engine, model, edges, x, y, hidden):
 
         graph = to_torch_csr_tensor(edges.flip(0), size=(x.shape[0], x.shape[0]))
     if engine == "gossamer":
-        from gossamer.graph import accelerate
+        from gossamer.graph import accelerate, graph_layers
 
         accelerate(layers)
-        for layer in layers:
+        for layer in graph_layers(layers):
             layer.keeps = False
     return step_of(layers, x, graph, y)
 

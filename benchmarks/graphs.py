@@ -44,11 +44,11 @@ KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(2
 
 def our_step(case, model, hidden, keep):
     x, y, edges = (torch.from_numpy(a) for a in (case.x, case.y, case.edges))
-    layers = two_layers(model, x.shape[1], hidden, case.num_classes)
-    gg.accelerate(layers)
-    for layer in layers:
+    network = two_layers(model, x.shape[1], hidden, case.num_classes)
+    gg.accelerate(network)
+    for layer in gg.graph_layers(network):
         layer.keeps = keep
-    return step_of(layers, x, edges, y), layers
+    return step_of(network, x, edges, y), network
 
 
 def timed(step, clock):

@@ -66,7 +66,7 @@ ADDED = {
             *("graph/", "ops/spmm/", "data/graphs/", "data/tasks/graph.py", "zoo/graph_nets.py"),
             *("zoo/problems/graphs.py", "recipes/stages/train/graph.py"),
             *("search/workloads/graphs.py", "ops/tall.py", "running/layers/graphs.py"),
-            "ops/results.py",
+            *("ops/results.py", "ops/elementwise.py"),
         ),
         ("running/", "runs/", "search/"),
         re.compile(r"_?[Gg]raph_(task|settings|work|layers)"),

@@ -5,7 +5,7 @@ Run in the environment of the peers, with the folder `support` on the path.
 """
 
 import torch
-from graph_models import HEADS, step_of
+from graph_models import HEADS, TwoLayers, activation_of, step_of
 from torch import nn
 
 
@@ -37,7 +37,7 @@ def dgl_step(model, edges, x, y, hidden, classes):
             dgl.nn.GATConv(hidden, classes, HEADS),
         ),
     }
-    layers = nn.ModuleList(pairs[model]())
+    first, second = pairs[model]()
 
     class Flat(nn.Module):
         def __init__(self, conv, is_last):
@@ -48,5 +48,5 @@ def dgl_step(model, edges, x, y, hidden, classes):
             y = self.conv(graph, x)
             return y if y.ndim == 2 else (y.mean(1) if self.is_last else y.flatten(1))
 
-    wrapped = nn.ModuleList([Flat(layers[0], False), Flat(layers[1], True)])
-    return step_of(wrapped, x, graph, y)
+    network = TwoLayers(Flat(first, False), Flat(second, True), activation_of(model))
+    return step_of(network, x, graph, y)

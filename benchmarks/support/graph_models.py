@@ -11,8 +11,20 @@ from torch import nn
 HEADS = 8
 
 
+class TwoLayers(nn.Module):
+    """Two convolutions with an activation between them, as a user of PyG writes it."""
+
+    def __init__(self, first, second, activation):
+        super().__init__()
+        self.first, self.second, self.activation = first, second, activation
+
+    def forward(self, x, graph):
+        """Logits of all nodes."""
+        return self.second(self.activation(self.first(x, graph)), graph)
+
+
 def two_layers(model, inputs, hidden, classes):
-    """Two convolutions of one kind, from the same seed everywhere."""
+    """A network of two convolutions of one kind, from the same seed everywhere."""
     from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
     def mlp(a, b):
@@ -28,17 +40,20 @@ def two_layers(model, inputs, hidden, classes):
             GATConv(hidden, classes, heads=HEADS, concat=False),
         ),
     }
-    return nn.ModuleList(pairs[model]())
+    return TwoLayers(*pairs[model](), activation_of(model))
 
 
-def step_of(layers, x, graph, y):
+def activation_of(model):
+    """What stands between two layers."""
+    return F.elu if model == "gat" else F.relu
+
+
+def step_of(network, x, graph, y):
     """A function that runs forward and backward and gives the loss."""
 
     def step():
-        layers.zero_grad(set_to_none=True)
-        h = layers[0](x, graph)
-        h = layers[1](F.elu(h) if "GAT" in type(layers[0]).__name__ else F.relu(h), graph)
-        loss = F.cross_entropy(h, y)
+        network.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(network(x, graph), y)
         loss.backward()
         return loss.detach()
 

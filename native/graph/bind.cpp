@@ -7,6 +7,7 @@
 
 #include "../bind/common.hpp"
 #include "../bind/families.hpp"
+#include "gossamer/big_alloc.hpp"
 #include "graph.hpp"
 #include "results.hpp"
 
@@ -283,6 +284,10 @@ void bind_graph(nb::module_& m) {
   m.def("graph_sample", &sample);
   m.def("new_result", &new_result);
   m.def("drop_results", [] { results().drop(); });
+  m.def("offer_huge_pages", [](uintptr_t memory, size_t bytes) {
+    const nb::gil_scoped_release release;
+    offer_huge_pages(reinterpret_cast<void*>(memory), bytes);
+  });
   m.def("result_bytes", [] {
     const Results::Sizes sizes = results().sizes();
     return nb::make_tuple(sizes.in_use, sizes.free);

@@ -83,7 +83,17 @@ void big_free(void* memory, size_t bytes) noexcept {
   if (bytes < kHugePage) return arena_free(static_cast<char*>(memory), bytes);
   munmap(memory, whole_pages(bytes));
 }
+
+void offer_huge_pages(void* memory, size_t bytes) noexcept {
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;  // since Linux 6.1; others refuse it
+#endif
+  const auto at = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = (at + kHugePage - 1) / kHugePage * kHugePage, end = (at + bytes) / kHugePage * kHugePage;
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);
+}
 #else
+void offer_huge_pages(void*, size_t) noexcept {}
 void* big_alloc(size_t bytes) { return ::operator new(bytes); }
 void big_free(void* memory, size_t) noexcept { ::operator delete(memory); }
 #endif

@@ -153,3 +153,25 @@ def test_attention_dropout_drops_as_many_weights():
         mean = torch.stack([fast(x, EDGES) for _ in range(300)]).mean(0)
         error = (mean - fast.eval()(x, EDGES)).abs().mean() / mean.abs().mean()
     assert 0 < float(error) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", ["appnp", "gcn", "sgc"])
+def test_loops_of_a_matrix_count_as_in_pyg(name):
+    """PyG adds GCN's loops to those of a matrix, and fills them into an edge list."""
+    from torch_geometric.utils import to_torch_csr_tensor
+
+    from gossamer.graph import GCN
+    from gossamer.graph.layers import APPNP, SGC
+
+    pairs = {
+        "appnp": (pyg.APPNP(3, 0.2), APPNP(3, 0.2)),
+        "gcn": (pyg.GCNConv(24, 5), GCN(24, 5)),
+        "sgc": (pyg.SGConv(24, 5, 2), SGC(24, 5, 2)),
+    }
+    theirs, ours = pairs[name]
+    ours.load_state_dict(theirs.state_dict())
+    edges = torch.tensor([[0, 1, 2, 2, 3], [1, 0, 2, 0, 3]])
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(2))
+    for graph in (edges, to_torch_csr_tensor(edges.flip(0), size=(4, 4))):
+        torch.testing.assert_close(ours(x, graph), theirs(x, graph), rtol=1e-5, atol=1e-5)

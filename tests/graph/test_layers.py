@@ -405,3 +405,22 @@ def test_bfloat16_is_near_float32(make):
         y.sum().backward()
         assert y.dtype is torch.bfloat16
         torch.testing.assert_close(y.float(), exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("make", [lambda: GCN(3, 64), lambda: LightGCN(1)])
+def test_large_features_that_come_again_are_moved_once(make, monkeypatch):
+    moved = []
+    monkeypatch.setattr("gossamer.graph.orders.kept.offer_huge_pages", moved.append)
+    monkeypatch.setattr("gossamer.graph.orders.kept._WORTH_MOVING", 400)
+    edges = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    layer, x, small = make(), torch.randn(40, 3), torch.randn(4, 3)
+    layer.keeps = False
+    for _ in range(4):
+        layer(x, Graph.of(edges, num_nodes=40))
+    assert len(moved) == 1
+    assert moved[0] is x
+    for _ in range(2):
+        layer(small, Graph.of(edges, num_nodes=4))
+    for _ in range(3):
+        layer(torch.randn(40, 3), Graph.of(edges, num_nodes=40))
+    assert len(moved) == 1

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 
-from gossamer.ops.results import drop_results, new_result, result_bytes
+from gossamer.ops.results import drop_results, new_result, offer_huge_pages, result_bytes
 
 ROWS, WIDTH = 1100, 1001  # 4.2 MiB
 LIKE = torch.empty(0)
@@ -96,3 +96,13 @@ def test_a_result_lives_as_long_as_what_autograd_keeps_of_it():
     del y
     assert float(weight.grad[0]) == ROWS
     assert in_use_since(before) == 0
+
+
+def test_memory_that_is_moved_into_large_pages_holds_what_it_held():
+    x = torch.randn(3_000_001)
+    for part in (x, x[1:2], x[5:], x[::2], x[:0], x.to_sparse_coo()):
+        before = part.clone()
+        where = None if part.is_sparse else part.data_ptr()
+        offer_huge_pages(part)
+        assert where is None or part.data_ptr() == where
+        assert torch.equal(part.to_dense(), before.to_dense())

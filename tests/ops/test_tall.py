@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tall products: every kernel set against float64, gradients and theirs included."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from gossamer.ops import tall
 from gossamer.ops.kernels import available_kernels
+from gossamer.ops.results import drop_results, result_bytes
 
 # rows, inputs, outputs: around the sizes of tiles (6, 8, 12, 14), vectors (8, 16) and blocks (128)
 SIZES = [(0, 3, 4), (1, 1, 1), (5, 0, 3), (3, 4, 0), (13, 17, 7), (129, 16, 40), (300, 130, 65)]
@@ -16,9 +19,13 @@ def normal(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.fixture(params=available_kernels())
+@pytest.fixture(params=[*available_kernels(), "torch"])
 def _kernels(request, monkeypatch):
-    monkeypatch.setenv("GOSSAMER_KERNELS", request.param)
+    """Every kernel set, whichever is faster; and torch's products into the same results."""
+    own = request.param != "torch"
+    monkeypatch.setattr(tall, "_own_is_faster", lambda *product: own)
+    if own:
+        monkeypatch.setenv("GOSSAMER_KERNELS", request.param)
 
 
 def with_gradients(function, leaves, dtype):
@@ -59,9 +66,11 @@ class TestAgainstFloat64:
         assert_same(ours, theirs, leaves)
 
 
-@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("kernels", available_kernels())
 @pytest.mark.parametrize("sizes", [(700, 70, 130), (700, 16, 7), (2, 300, 9)])
-def test_any_number_of_threads_gives_the_same_bits(sizes):
+def test_any_number_of_threads_gives_the_same_bits(sizes, kernels, monkeypatch):
+    monkeypatch.setattr(tall, "_own_is_faster", lambda *product: True)
+    monkeypatch.setenv("GOSSAMER_KERNELS", kernels)
     rows, inputs, outputs = sizes
     x, w, b, g = (
         normal(rows, inputs),
@@ -110,3 +119,15 @@ class TestChoice:
         torch.testing.assert_close(
             tall.tall_linear(x, w, b), F.linear(x, w, b), rtol=1e-5, atol=1e-5
         )
+
+    def test_large_results_come_from_memory_that_is_used_again(self, monkeypatch):
+        monkeypatch.setattr(tall, "_own_is_faster", lambda *product: False)
+        gc.collect()
+        drop_results()
+        x, w = normal(70_000, 3), normal(20, 3).requires_grad_()
+        y = tall.tall_linear(x, w)
+        assert result_bytes()[0] == y.numel() * 4
+        torch.testing.assert_close(y, F.linear(x, w), rtol=1e-5, atol=1e-5)
+        small = tall.tall_linear(x[:30_000], w)
+        assert result_bytes()[0] == y.numel() * 4
+        torch.testing.assert_close(small, y[:30_000], rtol=1e-5, atol=1e-5)

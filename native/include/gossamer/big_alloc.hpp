@@ -18,6 +18,9 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kShared = size_t{32} << 10;
 void* big_alloc(size_t bytes);
 void big_free(void* memory, size_t bytes) noexcept;
+// Moves memory of anybody into huge pages where the system can, and leaves it as it is elsewhere. What it holds
+// stays. It takes about as long as copying it.
+void offer_huge_pages(void* memory, size_t bytes) noexcept;
 
 template <class T>
 struct BigAllocator {

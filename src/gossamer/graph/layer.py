@@ -214,6 +214,7 @@ class GraphLayer(nn.Module):
             if found is not None:
                 return self._sparse_first(propagation, found, weight, bias, hops, "in every step")
         if self.choice.propagates_first:
+            kept.reread(x)
             return _weigh(lin, weight, propagate(x), bias)
         return propagate(_weigh(lin, weight, x, None), bias)
 

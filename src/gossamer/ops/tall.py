@@ -2,7 +2,8 @@
 """Products of tall matrices with small ones: a row for each node, a weight that fits a cache.
 
 torch multiplies with MKL, which runs its AVX2 code on processors of other makers. These kernels use
-what the processor has. Which of both is faster is measured once for each size of weight.
+what the processor has. Which is faster is measured once for each product and size of weight.
+Large results go into memory that is used again (`ops/results.py`), whoever computes them.
 
 The two products are closed under differentiation:
 
@@ -23,7 +24,7 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import call_op, define_op
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.results import new_result
+from gossamer.ops.results import is_large, new_result
 from gossamer.ops.timing import contest
 from gossamer.settings import tuning_enabled
 
@@ -34,8 +35,9 @@ _ADVICE = "Use narrower layers, work on fewer rows at a time, or free memory."
 # Fewer multiplications than this take microseconds in torch, too.
 _WORTH_IT = 1 << 20
 _MEASURED_ROWS = 4096
+_NAMES = {True: "product", False: "product back"}
 Gradients = tuple[Tensor | None, ...]
-_faster: dict[tuple[int, int, int, str], bool] = {}
+_faster: dict[tuple[str, int, int, int, str], bool] = {}
 
 
 def _width(w: Tensor, turned: bool) -> int:
@@ -52,9 +54,22 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
     x, w = x.contiguous(), w.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = new_result(x, x.shape[0], _width(w, turned))
-    arrays = (address(t, _WHERE) for t in (x, w, bias, y))
-    _native.tall_product(*arrays, *x.shape, y.shape[1], turned, active_kernels())
+    _multiply(x, w, bias, y, turned, own=_own_is_faster(_NAMES[turned], x.shape[1], y.shape[1]))
     return y
+
+
+def _multiply(
+    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, turned: bool, *, own: bool
+) -> None:
+    if own:
+        arrays = (address(t, _WHERE) for t in (x, w, bias, y))
+        _native.tall_product(*arrays, *x.shape, y.shape[1], turned, active_kernels())
+        return
+    weight = w.t() if turned else w
+    if bias is None:
+        torch.mm(x, weight, out=y)
+    else:
+        torch.addmm(bias, x, weight, out=y)
 
 
 @define_op(
@@ -71,9 +86,19 @@ def _outer(g: Tensor, x: Tensor, with_sums: bool) -> tuple[Tensor, Tensor]:
     g, x = g.contiguous(), x.contiguous()
     c = x.new_empty(g.shape[1], x.shape[1])
     sums = x.new_empty(g.shape[1] if with_sums else 0)
-    arrays = (address(t, _WHERE) for t in (g, x, c, sums if with_sums else None))
-    _native.tall_outer(*arrays, *g.shape, x.shape[1], active_kernels())
+    own = _own_is_faster("outer", x.shape[1], g.shape[1])
+    _add_up(g, x, c, sums if with_sums else None, own=own)
     return c, sums
+
+
+def _add_up(g: Tensor, x: Tensor, c: Tensor, sums: Tensor | None, *, own: bool) -> None:
+    if own:
+        arrays = (address(t, _WHERE) for t in (g, x, c, sums))
+        _native.tall_outer(*arrays, *g.shape, x.shape[1], active_kernels())
+        return
+    torch.mm(g.t(), x, out=c)
+    if sums is not None:
+        torch.sum(g, 0, out=sums)
 
 
 def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -119,7 +144,7 @@ _outer.register_autograd(_outer_backward, setup_context=_save_outer)
 
 def tall_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x W^T + b` with x [N, a] and W [b, a], by whichever is faster: these kernels or torch."""
-    if _runs_here(x, weight, bias) and _is_faster(x, weight):
+    if _runs_here(x, weight, bias) and _is_worth_it(x, weight):
         return call_op(_product, _WHERE, x, weight, bias, True)
     return F.linear(x, weight, bias)
 
@@ -132,36 +157,53 @@ def _runs_here(*tensors: Tensor | None) -> bool:
     )
 
 
-def _is_faster(x: Tensor, weight: Tensor) -> bool:
+def _is_worth_it(x: Tensor, weight: Tensor) -> bool:
     outputs, inputs = weight.shape
     if x.ndim != 2 or x.shape[1] != inputs or x.shape[0] * weight.numel() < _WORTH_IT:
         return False
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return False
+    # The gradient of x is as large as x.
+    if is_large(x, x.shape[0], outputs) or (x.requires_grad and is_large(x, *x.shape)):
+        return True
+    return any(
+        _own_is_faster(*product)
+        for product in (
+            (_NAMES[True], inputs, outputs),
+            (_NAMES[False], outputs, inputs),
+            ("outer", inputs, outputs),
+        )
+    )
+
+
+def _own_is_faster(product: str, inputs: int, outputs: int) -> bool:
+    """Whether these kernels are faster than torch's, by measurement of a few rows.
+
+    Args:
+        product: one of the three.
+        inputs: columns of x.
+        outputs: columns of the result, or of g.
+    """
     kernels = active_kernels()
     if not tuning_enabled():
         return kernels == "avx512"
-    key = inputs, outputs, torch.get_num_threads(), kernels
+    key = product, inputs, outputs, torch.get_num_threads(), kernels
     if key not in _faster:
-        _faster[key] = kernels != "reference" and _measured(inputs, outputs)
+        _faster[key] = kernels != "reference" and _measured(product, inputs, outputs)
     return _faster[key]
 
 
-def _measured(inputs: int, outputs: int) -> bool:
-    """Whether forward and both gradients take less time here, on some rows."""
+def _measured(product: str, inputs: int, outputs: int) -> bool:
     with torch.no_grad():
         x, g = torch.ones(_MEASURED_ROWS, inputs), torch.ones(_MEASURED_ROWS, outputs)
-        w = torch.ones(outputs, inputs)
-
-        def here() -> None:
-            _product(x, w, None, True)
-            _product(g, w, None, False)
-            _outer(g, x, False)
-
-        def there() -> None:
-            torch.mm(x, w.t())
-            torch.mm(g, w)
-            torch.mm(g.t(), x)
-
-        ours, theirs = contest(here, there, budget_seconds=0.02).us
+        w, sums = torch.ones(outputs, inputs), torch.ones(outputs)
+        if product == "outer":
+            calls = [lambda own=own: _add_up(g, x, w, sums, own=own) for own in (True, False)]
+        else:
+            turned, bias = product == _NAMES[True], sums if product == _NAMES[True] else None
+            w = w if turned else w.t().contiguous()
+            calls = [
+                lambda own=own: _multiply(x, w, bias, g, turned, own=own) for own in (True, False)
+            ]
+        ours, theirs = contest(*calls, budget_seconds=0.01).us
     return ours < theirs

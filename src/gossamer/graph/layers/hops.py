@@ -68,7 +68,8 @@ class APPNP(GraphLayer):
     def forward(self, x: Tensor, graph: Any, edge_weight: Tensor | None = None) -> Tensor:
         """Features [N, F]; arguments as those of `GCN`."""
         found = self._graph(graph, edge_weight, x.shape[0], x.shape[0])
-        propagation = found.matrix("gcn", loops="fill" if self.loops else "keep")
+        loops = self._loops_for(graph) if self.loops else "keep"
+        propagation = found.matrix("gcn", loops=loops)
         self.choice = _NOTHING
         z = x
         for _ in range(self.hops):
@@ -99,6 +100,7 @@ class LightGCN(GraphLayer):
         found = self._graph(graph, edge_weight, x.shape[0], x.shape[0])
         propagation = found.matrix("gcn" if self.normalise else "none")
         self.choice = _NOTHING
+        self._kept.reread(x)
         z = total = x
         for _ in range(self.hops):
             z = propagation(z)

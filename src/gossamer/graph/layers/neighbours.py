@@ -12,6 +12,8 @@ from gossamer.graph.layer import GraphLayer
 from gossamer.graph.orders import Detour, OrderChoice, choose
 from gossamer.graph.structure import Propagation
 from gossamer.nn.layer_weights import plain_weight
+from gossamer.ops.calls import is_traced
+from gossamer.ops.elementwise import add
 from gossamer.ops.spmm import EdgeMatrix, spmm, spmm_max
 from gossamer.ops.tall import tall_linear
 
@@ -84,7 +86,7 @@ class SAGE(GraphLayer):
             bias = self.lin_l.bias
             y = self._linear(propagation, sources, self.lin_l, bias)  # type: ignore[arg-type]
         if self.lin_r is not None:
-            y = y + self._transform(targets, self.lin_r)
+            y = add(y, self._transform(targets, self.lin_r))
         return F.normalize(y, dim=-1) if self.normalise else y
 
 
@@ -121,11 +123,14 @@ class GIN(GraphLayer):
         """
         sources, targets = sides(x)
         found = self._graph(graph, None, sources.shape[0], targets.shape[0])
-        propagation = found.matrix("sum")
+        # A node that counts as much as a neighbour is one: a loop, and no pass of its own.
+        is_own = sources is targets and self._counts_once(sources)
+        propagation = found.matrix("sum", loops="add" if is_own else "keep")
         scale = 1.0 + self.eps
 
         def add_up(of_sources: Tensor, of_targets: Tensor) -> Tensor:
-            return torch.addcmul(propagation(of_sources), of_targets, scale)
+            y = propagation(of_sources)
+            return y if is_own else torch.addcmul(y, of_targets, scale)
 
         layers = [] if self.nn._forward_hooks or self.nn._forward_pre_hooks else _steps(self.nn)
         weight = plain_weight(layers[0]) if layers else None
@@ -153,6 +158,11 @@ class GIN(GraphLayer):
         for layer in layers[1:]:
             y = layer(y)
         return y
+
+    def _counts_once(self, x: Tensor) -> bool:
+        """Whether eps is 0 and stays it."""
+        is_fixed = not isinstance(self.eps, nn.Parameter) and not is_traced(x)
+        return is_fixed and float(self.eps) == 0.0
 
     def _found(self, propagation: Propagation, x: Tensor, weight: Tensor) -> EdgeMatrix | None:
         """Sparse features, as they came or where they are worth products with the graph."""

@@ -8,6 +8,8 @@ for the second time, so that features which change in every step (dropout, batch
 "The same" means: the same tensor object, at the same version as torch counts them, at the same
 address, and the same matrix. Changes that torch does not count (`x.data`, an array of numpy that
 shares the memory) are not seen: call `forget` after them.
+
+Features that come again and are read by the edges each time (`reread`) are moved into large pages.
 """
 
 import weakref
@@ -17,9 +19,13 @@ import torch
 from torch import Tensor
 
 from gossamer.graph.structure import Propagation
+from gossamer.ops.addresses import direct_address
+from gossamer.ops.results import offer_huge_pages
 from gossamer.ops.spmm import EdgeMatrix
 
 _KEPT = torch.float32, torch.bfloat16
+# Bytes of features from which on the addresses of rows are not at hand; moving them is a copy.
+_WORTH_MOVING = 32 << 20
 
 
 class KeptProducts:
@@ -32,6 +38,8 @@ class KeptProducts:
 
     def __init__(self) -> None:
         self.forget()
+        self._read: weakref.ref[Tensor] | None = None
+        self._moved = 0
 
     def forget(self) -> None:
         """Nothing is kept any more."""
@@ -48,7 +56,7 @@ class KeptProducts:
         return {}
 
     def __setstate__(self, state: object) -> None:
-        self.forget()
+        self.__init__()  # type: ignore[misc]
 
     def seen(self, x: Tensor, propagation: Propagation | None = None) -> bool:
         """Whether x and the matrix are what they were in the last call; they are remembered."""
@@ -64,6 +72,16 @@ class KeptProducts:
         self._x, self._key, self._product = weakref.ref(x), key, None
         self.features, self.is_decided = None, False
         return False
+
+    def reread(self, x: Tensor) -> None:
+        """Edges read these features now; large ones that come again get large pages, once."""
+        if x.layout is not torch.strided or x.nbytes < _WORTH_MOVING:
+            return
+        if self._read is None or self._read() is not x:
+            self._read, self._moved = weakref.ref(x), 0
+        elif self._moved != direct_address(x):
+            self._moved = direct_address(x)
+            offer_huge_pages(x)
 
     def product(self, x: Tensor, propagate: Callable[[Tensor], Tensor]) -> Tensor:
         """A x, computed once; after `seen` gave True."""

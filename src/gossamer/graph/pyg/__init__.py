@@ -5,5 +5,6 @@ PyG is not imported: its layers are known by the names of their classes and modu
 """
 
 from gossamer.graph.pyg.accelerating import Accelerated, accelerate
+from gossamer.graph.pyg.between import watch_between
 
-__all__ = ["Accelerated", "accelerate"]
+__all__ = ["Accelerated", "accelerate", "watch_between"]

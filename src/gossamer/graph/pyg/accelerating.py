@@ -3,6 +3,7 @@
 
 Parameters are taken over, not copied: optimizers, state dicts and hooks on parameters go on as
 before. Layers share one table of graphs, so that an `edge_index` is sorted once for all of them.
+What the model computes between them is in `between.py`.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.graph.layer import KnownGraphs
+from gossamer.graph.pyg.between import watch_between
 from gossamer.graph.pyg.converting import CONVERTERS, Unsupported, is_convolution
 
 
@@ -72,6 +74,8 @@ def accelerate(model: nn.Module) -> Accelerated:
                 _in_order_of(child, layer)
             setattr(parent, child_name, made[id(child)])
             result.replaced.append(name)
+    if result.replaced:
+        watch_between(model)
     return result
 
 

@@ -4,6 +4,7 @@
 from torch import nn
 
 from gossamer.graph import accelerate
+from gossamer.graph.pyg import watch_between
 from gossamer.nn.surgery.left import leave
 from gossamer.ops.fallback import report_fallback
 
@@ -15,4 +16,6 @@ def use_graph_layers(model: nn.Module) -> nn.Module:
     for name, why in found.left.items():
         leave(holder.get_submodule(name), why)
         report_fallback(name.partition(".")[2] or type(model).__name__, why)
+    if found.replaced:
+        watch_between(holder[0])
     return holder[0]
