@@ -72,7 +72,9 @@ def test_experts_go_with_data_and_expert_ranks():
         check(switch(balance), data=4)
         check(switch(balance), data=2, expert=4)
     for axis in ("pipeline", "shard", "tensor"):
-        with pytest.raises(InputError, match=r"experts goes with data and expert only.*Use data: 4"):
+        with pytest.raises(
+            InputError, match=r"experts goes with data and expert only.*Use data: 4"
+        ):
             check(switch("loss"), data=2, **{axis: 2})
 
 
