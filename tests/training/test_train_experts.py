@@ -47,8 +47,6 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, balance):
     lines = [json.loads(line) for line in (whole.run / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "moe_load" in line]
     assert logged
-    page = whole.page.read_text()
-    assert "load of the fullest expert over the mean" in page
     assert {"moe_loss", "moe_dropped", "moe_entropy", "moe_load blocks.1.moe"} <= logged[-1].keys()
 
 
