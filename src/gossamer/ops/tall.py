@@ -34,7 +34,8 @@ _WHERE = "tall product"
 _ADVICE = "Use narrower layers, work on fewer rows at a time, or free memory."
 # Fewer multiplications than this take microseconds in torch, too.
 _WORTH_IT = 1 << 20
-_MEASURED_ROWS = 4096
+# Rows of a measurement, and elements that they have at most unless they are very wide.
+_LEAST_ROWS, _MOST_ROWS, _MEASURED_ELEMENTS = 256, 4096, 1 << 20
 _NAMES = {True: "product", False: "product back"}
 Gradients = tuple[Tensor | None, ...]
 _faster: dict[tuple[str, int, int, int, str], bool] = {}
@@ -195,7 +196,9 @@ def _own_is_faster(product: str, inputs: int, outputs: int) -> bool:
 
 def _measured(product: str, inputs: int, outputs: int) -> bool:
     with torch.no_grad():
-        x, g = torch.ones(_MEASURED_ROWS, inputs), torch.ones(_MEASURED_ROWS, outputs)
+        rows = _MEASURED_ELEMENTS // max(inputs, outputs, 1)
+        rows = min(max(rows, _LEAST_ROWS), _MOST_ROWS)
+        x, g = torch.ones(rows, inputs), torch.ones(rows, outputs)
         w, sums = torch.ones(outputs, inputs), torch.ones(outputs)
         if product == "outer":
             calls = [lambda own=own: _add_up(g, x, w, sums, own=own) for own in (True, False)]
