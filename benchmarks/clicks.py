@@ -8,7 +8,8 @@
 The .csv files are written by benchmarks/peers/click_tables.py. Every arm is the same recipe but for
 how tables are held while they are trained: `fp32` (stock tables, torch's Adagrad), `fp32, row-wise`
 (Adagrad with one number of state for a row), or the latter in 8, 4 and 2 bits with an exact scale
-every 1 or 200 steps. `fp32, then int4` is the state of `fp32` whose tables were rounded after
+every 1 or 200 steps, or codes of 8 and 4 bits that are trained in place, without float32 rows (`no
+shadow`). `fp32, then int4` is the state of `fp32` whose tables were rounded after
 training (PTQ), with one scale for a table. The model is measured on the validation part after every
 epoch; the epoch with the lowest loss is reported on the test part, which nothing is chosen by. The
 last epoch is told beside it, because tables overfit. Flights are split by time, the others by hash.
@@ -39,6 +40,10 @@ from support.curves import curves_svg
 ARMS = {
     "fp32": None,
     "fp32, row-wise": {"bits": 32},
+    **{
+        f"int{bits}, no shadow": {"bits": bits, "granularity": "row", "shadow": False}
+        for bits in (8, 4)
+    },
     **{
         f"int{bits}, every {period}": {"bits": bits, "granularity": "table", "period": period}
         for bits in (8, 4, 2)

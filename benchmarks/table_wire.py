@@ -171,6 +171,7 @@ def main():
         for link in given.links:
             options.progress(f"table_wire: width {width}, link {link}")
             results.append(summary(given, link, width, measure(given, link, width)))
+            options.progress(json.dumps(results[-1]))
             shown.append(table_of(results[-1]))
     if given.drill:
         options.progress(f"table_wire: {given.drill} steps")

@@ -12,6 +12,9 @@ from gossamer.data.clicks import read_features
 from gossamer.io import read_beside
 from gossamer.nn import quantize_tables
 from gossamer.training.loop.evaluation import BestState
+from gossamer.training.loop.run import gradient_numbers
+from gossamer.training.optim import SideBySide
+from gossamer.training.optim.tables import TableAdagrad
 from gossamer.training.run_files import read_metrics
 from gossamer.zoo import DLRM
 from gossamer.zoo.problems import click_problem, write_criteo
@@ -38,6 +41,8 @@ QUANTISED = (
     ("{bits: 2, granularity: row}", "sgd"),
     ("{bits: 8}", "adam"),
     ("{bits: 32}", "adagrad"),
+    ("{bits: 8, granularity: row, shadow: false}", "adagrad"),
+    ("{bits: 4, granularity: row, shadow: false}", "sgd"),
 )
 
 
@@ -198,6 +203,60 @@ def test_the_best_state_has_the_scales_of_its_rows():
     best.restore()
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert torch.equal(model.eval().tables[0](ids), expected)
+
+
+def test_the_best_state_has_codes_that_are_trained_in_place():
+    model = DLRM(1, (9,), width=4)
+    quantize_tables(model, bits=8, granularity="row", shadow=False)
+    best = BestState(model.train(), "loss")
+    best.look(0, {"loss": 1.0})
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = TableAdagrad([model.tables[0].weight], lr=0.5)
+    model.tables[0](torch.arange(9).unsqueeze(1)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.tables[0].weight, kept["tables.0.weight"])
+    best.restore()
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_gradients_of_codes_are_clipped_and_dropped():
+    """As those of float32 rows are: their norm counts, and a skipped step leaves nothing."""
+    model = DLRM(1, (9,), width=4)
+    quantize_tables(model, bits=8, granularity="row", shadow=False)
+    codes = model.tables[0].weight
+    assert gradient_numbers(codes) is None
+    for _ in range(2):
+        model.tables[0](torch.tensor([[1, 1, 3]])).sum().backward()
+    numbers = gradient_numbers(codes)
+    assert torch.equal(numbers, torch.tensor([[4.0] * 4, [2.0] * 4]))
+    numbers.mul_(0)
+    before, rest = codes.clone(), [p for p in model.parameters() if p.requires_grad]
+    both = SideBySide([torch.optim.SGD(rest, 0.1), TableAdagrad([codes], lr=0.5)])
+    both.step()
+    assert torch.equal(codes, before)
+    model.tables[0](torch.tensor([[1]])).sum().backward()
+    both.zero_grad()
+    assert gradient_numbers(codes) is None
+
+
+def test_codes_without_a_shadow_are_refused_where_they_do_not_go(gossamer_cli, tmp_path, log):
+    shadow = "quantize_tables: {{bits: {bits}, granularity: {by}, shadow: false}}"
+    for how, more, words in (
+        ({"bits": 8, "by": "table"}, {}, "bits: 8 or 4, granularity: row"),
+        ({"bits": 2, "by": "row"}, {}, "bits: 8 or 4, granularity: row"),
+        ({"bits": 8, "by": "row"}, {"name: adagrad": "name: adam"}, "adam needs float32 rows"),
+        (
+            {"bits": 8, "by": "row"},
+            {"batch: 32": "batch: 32\n      mesh: {data: 2}"},
+            "one process",
+        ),
+    ):
+        changed = {"steps: 24": f"steps: 24\n      {shadow.format(**how)}", **more}
+        recipe = write_recipe(tmp_path, **changed)
+        ran = gossamer_cli("train", recipe, "--data", log, "-o", tmp_path / "no")
+        assert ran.code == 2
+        assert "quantize_tables.shadow" in ran.err
+        assert words in ran.err
 
 
 def test_tables_in_few_bits_are_trained_further(gossamer_cli, tmp_path, log):

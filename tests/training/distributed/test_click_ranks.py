@@ -29,6 +29,8 @@ stages:
 """
 FEW_BITS = "quantize_tables: {bits: 4, period: 7}"
 ROUNDED = "wire: int8, rounding: stochastic"
+# Rows of float32 that ranks share.
+SHARED = {"tables": "", "best": "", "mesh": "shard: row"}
 
 
 def write_log(folder: Path) -> None:
@@ -68,7 +70,7 @@ def quality(folder: Path) -> dict[str, float]:
     [
         {},
         {"tables": "", "name": "sgd", "best": ""},
-        {"tables": "", "best": "", "mesh": "shard: row"},
+        SHARED,
     ],
     ids=["int4", "fp32", "shared-rows"],
 )
@@ -89,14 +91,15 @@ def test_two_ranks_train_what_one_trains(tmp_path, changed):
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_run_gives_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("changed", [{"mesh": ROUNDED}, SHARED], ids=["int8", "shared-rows"])
+def test_a_killed_run_gives_the_same_bytes(tmp_path, changed):
     write_log(whole := tmp_path / "whole")
-    finished(whole, 2, mesh=ROUNDED)
+    finished(whole, 2, **changed)
     write_log(killed := tmp_path / "killed")
-    run = start(killed, 2, mesh=ROUNDED)
+    run = start(killed, 2, **changed)
     run.wait_for('"step": 12')
     run.clean_up()
-    finished(killed, 2, "--resume", mesh=ROUNDED)
+    finished(killed, 2, "--resume", **changed)
     names = sorted(path.name for path in (whole / "out").glob("*.safetensors"))
     assert names
     for name in names:

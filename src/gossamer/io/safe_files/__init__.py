@@ -5,8 +5,8 @@ This door has the limits that every reader applies, and `listed`, which shows th
 faults. All arithmetic is on Python integers, so a product cannot overflow before it is compared.
 Behind the door are `checks` (names, sizes, memory), `directories` (written whole or not at all),
 `documents` (JSON and text), `manifests` (what lists the files of a directory), `tensors`
-(safetensors files) with their `dtypes`, `arrays` (.npz files) and `tokenizer` (the package
-tokenizers). Files are opened by `gossamer.named_files`.
+(safetensors files) with their `dtypes`, `on_disk` (tensors that stay in files), `arrays` (.npz
+files) and `tokenizer` (the package tokenizers). Files are opened by `gossamer.named_files`.
 """
 
 from collections.abc import Sequence

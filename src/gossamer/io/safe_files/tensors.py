@@ -19,6 +19,7 @@ from gossamer.io.safe_files.checks import check_name, checked_bytes
 from gossamer.io.safe_files.documents import parse_json
 from gossamer.io.safe_files.dtypes import DTYPE_CODES, DTYPES, dtype_name
 from gossamer.io.safe_files.manifests import FileEntry
+from gossamer.io.safe_files.on_disk import map_tensors
 
 __all__ = [
     "StoredTensor",
@@ -176,18 +177,27 @@ def write_tensors(write: Write, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_tensors(
-    file: BinaryIO, header: TensorHeader, where: str, sha256: str | None = None
+    file: BinaryIO,
+    header: TensorHeader,
+    where: str,
+    sha256: str | None = None,
+    *,
+    mapped: bool = False,
 ) -> dict[str, torch.Tensor]:
     """All tensors of a file whose header was just read.
 
-    One pass: what is hashed is what is returned, so nobody can change the file in between.
+    One pass: what is hashed is what is returned, so nobody can change the file in between. That
+    does not hold for large tensors with `mapped`, which are hashed and stay in the file.
 
     Raises:
         ArtifactError: the file ended early, or `sha256` is given and does not match.
     """
     hasher = hashlib.sha256(header.raw)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors = map_tensors(file, len(header.raw), header.tensors) if mapped else {}
     for entry in header.tensors.values():
+        if entry.name in tensors:
+            _hash_bytes(file, entry, where, hasher)
+            continue
         flat = torch.empty(entry.end - entry.begin, dtype=torch.uint8, device="cpu")
         view = flat.numpy().data
         position = 0
@@ -208,6 +218,19 @@ def read_tensors(
     if sha256 is not None:
         check_hash(hasher.hexdigest(), sha256, where)
     return tensors
+
+
+def _hash_bytes(file: BinaryIO, entry: StoredTensor, where: str, hasher: Any) -> None:
+    """Read past one tensor."""
+    left = entry.end - entry.begin
+    while left:
+        part = file.read(min(left, CHUNK_BYTES))
+        if not part:
+            raise ArtifactError(
+                f"{where}: tensor {entry.name!a}: the file ended {left} bytes early."
+            )
+        hasher.update(part)
+        left -= len(part)
 
 
 def check_hash(found: str, expected: str, where: str) -> None:

@@ -170,12 +170,16 @@ def quantize(settings: QuantizedTables, model: nn.Module) -> None:
         quantize_tables(model, **wanted)
     for table in older:
         found = (table.form, table.bits, table.granularity)
-        if found != ("trained", bits, settings.granularity if bits else "table"):
+        has_shadow = table.rows().data.is_floating_point()
+        expected = ("trained", bits, settings.granularity if bits else "table")
+        if found != expected or has_shadow != (settings.shadow or bits is None):
+            without = (", without a shadow", "")
             raise InputError(
                 f"quantize_tables: --model has a {table.form} table with"
-                f" {table.bits or _FLOAT_BITS} bits and a scale by {table.granularity}; expected a"
-                f" trained one with {settings.bits} bits by {settings.granularity}. Say in the"
-                " recipe what the model has."
+                f" {table.bits or _FLOAT_BITS} bits and a scale by"
+                f" {table.granularity}{without[has_shadow]}; expected a trained one with"
+                f" {settings.bits} bits by {settings.granularity}{without[settings.shadow]}. Say in"
+                " the recipe what the model has."
             )
 
 
@@ -219,15 +223,15 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
     return SideBySide([made, by_rows])
 
 
-def table_sizes(settings: OptimizerSettings, model: nn.Module) -> tuple[int, int]:
-    """Weights that are trained by rows, and numbers of state of their optimizer."""
+def table_sizes(settings: OptimizerSettings, model: nn.Module) -> tuple[int, int, int]:
+    """Entries of Parameters that are trained by rows, their bytes, numbers of optimizer state."""
     if settings.tables is None:
-        return 0, 0
+        return 0, 0, 0
     tables, name = _tables(model), settings.tables.name
-    weights = sum(table.numel() for table in tables)
+    weights, size = (sum(n) for n in zip(*((t.numel(), t.nbytes) for t in tables), strict=True))
     if name == "adagrad" and _has_quantized_tables(model):
-        return weights, sum(len(table) for table in tables)
-    return weights, _MOMENTS[name] * weights
+        return weights, size, sum(len(table) for table in tables)
+    return weights, size, _MOMENTS[name] * weights
 
 
 def _tables(model: nn.Module) -> list[nn.Parameter]:

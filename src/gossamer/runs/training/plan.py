@@ -80,9 +80,9 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
     if schedule is not None:
         targets = find_targets(model, schedule.targets, schedule.ignore)
     pruned = sum(target.weight.numel() for target in targets)
-    by_rows, table_moments = table_sizes(train.optimizer, model)
+    by_rows, row_bytes, table_moments = table_sizes(train.optimizer, model)
     # A gradient holds touched rows alone.
-    tables = {"weights": 4 * by_rows, "moments": 4 * table_moments}
+    tables = {"weights": row_bytes, "moments": 4 * table_moments}
     dense = dense_cost(weight_bytes=4, master_bytes=0, moment_bytes=_moment_bytes(train))
     per_parameter = dense.bytes_per_parameter(1.0)
     return TrainingPlan(

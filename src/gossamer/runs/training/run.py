@@ -84,6 +84,7 @@ def run_train(request: TrainRequest, target: Path, voice: Voice) -> TrainResult 
             microbatches=mesh.num_microbatches(train.batch),
             schedule=mesh.schedule,
             seed=train.seed,
+            room=RunFolder(target).path,
         )
         if session.is_lead:
             split = split_batch(mesh.sizes, train.batch, settings.microbatches)

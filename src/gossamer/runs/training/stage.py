@@ -24,6 +24,7 @@ from gossamer.runs.training.request import TrainRequest, make_task, model_of
 from gossamer.runs.voice import Say
 from gossamer.training.checkpoint import Checkpoint, CheckpointStore, CheckpointWriter
 from gossamer.training.checkpoint.random_state import seed_all, undisturbed_random
+from gossamer.training.checkpoint.restoring import late_tables
 from gossamer.training.distributed import AXES, MeshSizes
 from gossamer.training.distributed.placement import ProcessMesh
 from gossamer.training.distributed.processes import check_alike, check_masks, shared_checkpoint
@@ -118,9 +119,11 @@ def run_training(
     checkpoint = None
     if grid is None or grid.is_lead:
         store.remove_leftovers()
-        checkpoint = store.newest(say) if request.resume else None
+        # Tables that ranks share may be larger than memory.
+        is_shared = grid is not None and _shares_tables(train)
+        checkpoint = store.newest(say, mapped=is_shared) if request.resume else None
     if grid is not None:
-        checkpoint = shared_checkpoint(grid.session, checkpoint)
+        checkpoint = shared_checkpoint(grid.session, checkpoint, folder.path)
     if request.resume and checkpoint is None:
         say("There is no checkpoint yet: starting from the beginning.")
     # A user's function builds a model in there.
@@ -141,8 +144,11 @@ def run_training(
     loop = prepared.loop
     if grid is not None and checkpoint is None:
         check_masks(loop.model, "at the start", grid.session.patient)
-        weights = loop.model.state_dict().items()
-        digests = {f"initial value of {name}": tensors_digest(one) for name, one in weights}
+        weights, late = loop.model.state_dict().items(), late_tables(loop.model)
+        digests = {
+            f"initial value of {name}": repr(late[name][1]) if name in late else tensors_digest(one)
+            for name, one in weights
+        }
         check_alike(digests, grid.session.patient)
     try:
         if checkpoint is not None:
@@ -192,7 +198,7 @@ def prepare(
     settings = loop_settings(train, task)
     # Again: a user's function may draw what it likes.
     seed_all(train.seed)
-    is_cut = grid is not None and train.mesh is not None and train.mesh.tables.shard != "none"
+    is_cut = grid is not None and _shares_tables(train)
     # Masks and growth change whole models before they are cut.
     is_cut = is_cut and train.schedule is None and not settings.grow
     model = model_of(train, task, is_cut=is_cut)
@@ -246,6 +252,11 @@ def prepare(
         processes=grid,
     )
     return Trained(loop, task, num_bytes, checkpoint is not None)
+
+
+def _shares_tables(train: Train) -> bool:
+    """Whether ranks hold some rows of each table."""
+    return train.mesh is not None and train.mesh.tables.shard != "none"
 
 
 def growth_steps(train: Train, steps: int) -> tuple[GrowthStep, ...]:

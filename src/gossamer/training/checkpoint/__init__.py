@@ -2,7 +2,8 @@
 """Checkpoints of a training run: complete or absent, without pickle, equal to the last bit.
 
 `CheckpointStore` reads and writes their folders, `CheckpointWriter` writes a `Snapshot` while
-training goes on, `read_checkpoint` gives a `Checkpoint` back. `state_tree` turns nested state into
+training goes on, `read_checkpoint` gives a `Checkpoint` back, `large_tensors` those of its tensors
+that stay in the file. `state_tree` turns nested state into
 JSON and tensors, `restoring` brings a run back to it, `random_state` its random numbers.
 """
 
@@ -11,7 +12,15 @@ from gossamer.training.checkpoint.folders import (
     CheckpointStore,
     CheckpointWriter,
     Snapshot,
+    large_tensors,
     read_checkpoint,
 )
 
-__all__ = ["Checkpoint", "CheckpointStore", "CheckpointWriter", "Snapshot", "read_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "CheckpointWriter",
+    "Snapshot",
+    "large_tensors",
+    "read_checkpoint",
+]

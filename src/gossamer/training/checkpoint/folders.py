@@ -31,6 +31,7 @@ from gossamer.io.safe_files.manifests import (
     producer,
     read_manifest,
 )
+from gossamer.io.safe_files.on_disk import map_tensors
 from gossamer.io.safe_files.tensors import (
     header_bytes,
     read_header,
@@ -98,12 +99,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read and verified."""
+    """A checkpoint that was read and verified; `sha256` is that of its tensors' file."""
 
     path: Path
     step: int
     run: Mapping[str, Any]
     state: Any
+    sha256: str = ""
 
 
 class CheckpointStore:
@@ -157,11 +159,12 @@ class CheckpointStore:
         found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
         return sorted(int(match[1]) for match in found if match is not None)
 
-    def newest(self, notice: Callable[[str], None]) -> Checkpoint | None:
+    def newest(self, notice: Callable[[str], None], *, mapped: bool = False) -> Checkpoint | None:
         """The newest complete checkpoint, every hash verified; None if there is no folder at all.
 
         Args:
             notice: told of each newer one that is refused.
+            mapped: large tensors stay in the file, see `read_checkpoint`.
 
         Raises:
             ArtifactError: there are checkpoints, and all of them are damaged.
@@ -169,7 +172,7 @@ class CheckpointStore:
         refused = []
         for step in reversed(self.steps()):
             try:
-                checkpoint = read_checkpoint(self._path(step))
+                checkpoint = read_checkpoint(self._path(step), mapped=mapped)
             except ArtifactError as error:
                 refused.append(f"{error}")
                 continue
@@ -249,15 +252,42 @@ class CheckpointWriter:
             pending.result()
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder; nothing is returned before every hash was verified."""
+def read_checkpoint(path: Path, *, mapped: bool = False) -> Checkpoint:
+    """The checkpoint in a folder; nothing is returned before every hash was verified.
+
+    Args:
+        path: the folder.
+        mapped: large tensors are left in the file and read where they are looked at: tables that
+            no process could hold.
+    """
     manifest = _open_manifest(path)
     where = str(path / STATE_FILE)
     entry = manifest.files[STATE_FILE]
     with open_regular(path / STATE_FILE, entry.size) as file:
-        tensors = read_tensors(file, read_header(file, entry.size, where), where, entry.sha256)
+        header = read_header(file, entry.size, where)
+        tensors = read_tensors(file, header, where, entry.sha256, mapped=mapped)
     state = decode(manifest.state, tensors, str(path / MANIFEST_FILE))
-    return Checkpoint(path, manifest.step, manifest.run, state)
+    return Checkpoint(path, manifest.step, manifest.run, state, entry.sha256)
+
+
+def large_tensors(path: Path, sha256: str) -> dict[str, torch.Tensor]:
+    """The large tensors of a checkpoint that another process has verified, left in its file.
+
+    None of them where this host does not see that checkpoint.
+
+    Args:
+        path: the folder.
+        sha256: of its tensors, as the process that verified them says.
+    """
+    try:
+        entry = _open_manifest(path).files[STATE_FILE]
+        if entry.sha256 != sha256:
+            return {}
+        with open_regular(path / STATE_FILE, entry.size) as file:
+            header = read_header(file, entry.size, str(path / STATE_FILE))
+            return map_tensors(file, len(header.raw), header.tensors)
+    except (ArtifactError, OSError):
+        return {}
 
 
 def _folder_name(step: int) -> str:

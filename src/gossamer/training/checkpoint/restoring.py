@@ -17,11 +17,13 @@ from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
 from gossamer.nn.forms import mask_in
 from gossamer.nn.layer_kinds import kind_of, sparse_layers
 from gossamer.nn.layer_weights import shape_of
+from gossamer.nn.layers.tables.late_rows import LateRows, forget_late, late_of
 from gossamer.nn.surgery.compaction import compact
 from gossamer.patterns import parse_pattern
 
 __all__ = [
     "COUNTED",
+    "late_tables",
     "layer_forms",
     "read_counters",
     "restore_forms",
@@ -155,11 +157,47 @@ def read_counters(state: Any) -> dict[str, Any]:
 
 
 def restore_model(model: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Put saved weights into a model whose layers have their forms."""
+    """Put saved weights into a model whose layers have their forms.
+
+    Tables that have no numbers yet take the saved tensors themselves, not copies: whoever cuts them
+    may leave most of them in their file.
+    """
     try:
-        model.load_state_dict(tensors)
+        late = _take_late(model, tensors)
+        result = model.load_state_dict(
+            {name: tensor for name, tensor in tensors.items() if name not in late}, strict=False
+        )
+        missing = sorted(set(result.missing_keys) - late)
+        if missing or result.unexpected_keys:
+            raise RuntimeError(
+                f"missing: {', '.join(missing) or 'none'};"
+                f" unexpected: {', '.join(result.unexpected_keys) or 'none'}"
+            )
     except RuntimeError as error:
         raise ArtifactError(
             f"checkpoint: its weights are not those of this model ({str(error)[:300]}). Resume with"
             " the recipe and the model of that run."
         ) from error
+
+
+def late_tables(model: nn.Module) -> dict[str, tuple[nn.Module, LateRows]]:
+    """Tables without numbers and what fills them, by the name of their weight."""
+    found = {}
+    for path, module in model.named_modules():
+        rows = late_of(module)
+        if rows is not None:
+            found[f"{path}.weight" if path else "weight"] = (module, rows)
+    return found
+
+
+def _take_late(model: nn.Module, tensors: Mapping[str, Any]) -> set[str]:
+    """Let tables without numbers have those of `tensors`, which they take over; their names."""
+    taken = set()
+    for name, (table, _) in late_tables(model).items():
+        weight: Any = table._parameters["weight"]
+        saved = tensors.get(name)
+        if saved is not None and saved.shape == weight.shape and saved.dtype == weight.dtype:
+            weight.data = saved
+            forget_late(table)
+            taken.add(name)
+    return taken

@@ -14,6 +14,7 @@ import torch
 
 from gossamer.errors import ArtifactError, InputError
 from gossamer.io.safe_files.dtypes import DTYPE_CODES
+from gossamer.io.safe_files.on_disk import is_on_disk
 
 __all__ = [
     "decode",
@@ -110,6 +111,10 @@ class _Encoder:
         if known is not None:
             return known
         self._names[same] = name
+        if is_on_disk(tensor):
+            # A copy already, and perhaps larger than memory.
+            self.tensors[name] = tensor
+            return name
         held = tensor.detach()
         self.tensors[name] = held.to("cpu", copy=True) if self._copy else held
         return name

@@ -64,7 +64,7 @@ class BestState:
     """What training moves, as it was at the best evaluation of a run; lower is better.
 
     Args:
-        model: parameters that take gradients are kept, and buffers that files hold (statistics of
+        model: parameters that are trained are kept, and buffers that files hold (statistics of
             batch norms, scales of tables); their names and shapes must stay.
         name: of the number that the evaluations are compared by.
     """
@@ -73,8 +73,11 @@ class BestState:
         self.first = self.value = math.nan
         self.step = -1
         self._name = name
+        # Codes of tables are trained without a gradient of autograd's.
         self._trained: dict[str, torch.Tensor] = {
-            n: p for n, p in model.named_parameters() if p.requires_grad
+            n: p
+            for n, p in model.named_parameters()
+            if p.requires_grad or not p.is_floating_point()
         }
         for path, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):

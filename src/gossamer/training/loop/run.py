@@ -16,6 +16,7 @@ from torch import nn
 from gossamer.data import Batches
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery.optimizer_state import Part
+from gossamer.ops.table.training import row_gradient
 from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.growth import GrowthWatch
 from gossamer.training.loop.settings import LoopSettings
@@ -192,8 +193,11 @@ def gradient_numbers(param: nn.Parameter) -> torch.Tensor | None:
     """The numbers of a gradient, to be read or changed in place; of a sparse one those of its rows.
 
     Rows that occur several times are added up first, in the gradient itself: its norm is that of
-    the sum.
+    the sum. So it is for the codes of tables that are trained without float32 rows.
     """
+    if not param.is_floating_point():
+        found = row_gradient(param, take=False)
+        return None if found is None else found[1].values
     if param.grad is None or not param.grad.is_sparse:
         return param.grad
     if not param.grad.is_coalesced():

@@ -57,6 +57,11 @@ class SideBySide(torch.optim.Optimizer):
                 return convert_state(each, param, convert)
         return {}
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As each of them does it: gradients of codes are no `.grad`."""
+        for each in self.optimizers:
+            each.zero_grad(set_to_none)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of each; the loss if a closure is given."""

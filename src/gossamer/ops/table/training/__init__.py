@@ -10,7 +10,7 @@ from gossamer.ops.table.training.gradient import (
     Backward,
     RowGradient,
     RowSink,
-    take_gradients,
+    row_gradient,
     trained_pool,
 )
 from gossamer.ops.table.training.steps import RowRule, move_rows
@@ -22,6 +22,6 @@ __all__ = [
     "RowSink",
     "Seen",
     "move_rows",
-    "take_gradients",
+    "row_gradient",
     "trained_pool",
 ]

@@ -120,10 +120,24 @@ class RowSink:
         return None if self._take is None else self._take()
 
 
-def take_gradients(param: torch.Tensor) -> list[tuple[Rows, RowGradient]]:
-    """Gradients of codes since this was last called, and what of: codes have no `.grad`."""
-    found: list[tuple[Rows, RowGradient]] = param.__dict__.pop("row_gradients", [])
-    return found
+def row_gradient(param: torch.Tensor, *, take: bool) -> tuple[Rows, RowGradient] | None:
+    """The gradient of codes, which have no `.grad`, and of what; None if there was no backward.
+
+    Args:
+        param: the codes.
+        take: it is gone afterwards. Otherwise its values may be changed in place.
+    """
+    held: list[tuple[Rows, RowGradient]] = param.__dict__.get("row_gradients", [])
+    if not held:
+        return None
+    rows = held[0][0]
+    if len(held) > 1:
+        shape = torch.Size((len(rows.data), rows.width))
+        total = held[0][1].sparse(shape)
+        for _, gradient in held[1:]:
+            total = total + gradient.sparse(shape)
+        held[:] = [(rows, RowGradient.of_sparse(total))]
+    return held.pop() if take else held[0]
 
 
 class _Lookup(torch.autograd.Function):

@@ -20,6 +20,8 @@ class QuantizedTables(Settings):
     """table: steps from one exact scale to the next."""
     half_scale: bool = False
     """Scales are fp16 numbers, for an exact export to torch's 4-bit bags."""
+    shadow: bool = True
+    """false: codes are trained in place, by stochastic rounding, without float32 rows."""
 
 
 def quantized_faults(train: Raw) -> Found:
@@ -35,3 +37,21 @@ def quantized_faults(train: Raw) -> Found:
             "gradients of these tables hold touched rows; give them an optimizer of rows:"
             " optimizer: {tables: {name: adagrad}}.",
         )
+    elif train["quantize_tables"].get("shadow") is False:
+        yield from _shadow_faults(train, optimizer["tables"])
+
+
+def _shadow_faults(train: Raw, by_rows: object) -> Found:
+    """What codes that are trained in place do not go with."""
+    tables, mesh = train["quantize_tables"], train.get("mesh")
+    has_scales_of_rows = tables.get("granularity", "table") == "row"
+    if tables.get("bits", 4) not in (8, 4) or not has_scales_of_rows or tables.get("half_scale"):
+        yield (
+            "quantize_tables.shadow",
+            "codes of 8 or 4 bits with float32 scales of rows are trained in place: bits: 8 or 4,"
+            " granularity: row, without half_scale.",
+        )
+    if isinstance(by_rows, Mapping) and by_rows.get("name") == "adam":
+        yield "quantize_tables.shadow", "adam needs float32 rows; use adagrad or sgd."
+    if isinstance(mesh, Mapping):
+        yield "quantize_tables.shadow", "codes are trained by one process; leave mesh out."

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class MeshSettings:
         microbatches: of a batch in a pipeline.
         schedule: of the pipeline.
         seed: of what differs between ranks, such as dropout.
+        room: a folder of the leading rank in which shared tables are put together for checkpoints
+            and at the end, as files; None: in its memory.
     """
 
     wire: Wire = "full"
@@ -79,6 +82,7 @@ class MeshSettings:
     microbatches: int = 1
     schedule: str = "1f1b"
     seed: int = 0
+    room: Path | None = None
 
 
 class ProcessMesh(Processes):
@@ -172,7 +176,7 @@ class ProcessMesh(Processes):
         self._stack.close()
         if self.placement is None:
             return
-        whole = gather(self.session, self.placement, self.run)
+        whole = gather(self.session, self.placement, self.run, self.settings.room)
         if whole is not None:
             whole.restore(self.run, self.placement)
             # The other ranks never have the whole model again.
@@ -294,7 +298,7 @@ class ProcessMesh(Processes):
         """Of the whole model, whatever the mesh."""
         if self.placement is None:
             return super().states() if self.is_lead else None
-        whole = gather(self.session, self.placement, self.run)
+        whole = gather(self.session, self.placement, self.run, self.settings.room)
         return None if whole is None else whole.states_of(self.run, self.placement)
 
     def saved(self) -> None:

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gossamer.errors import InputError
+from gossamer.io.safe_files.on_disk import is_on_disk
 from gossamer.nn.layers.tables.late_rows import forget_late
 from gossamer.nn.moe import has_experts, moe_layers
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state
@@ -326,18 +327,24 @@ def _shard(session: RankSession, modules: list[nn.Module], shards: list[Paramete
 
 def _follow(optimizer: torch.optim.Optimizer, shards: list[ParameterShard]) -> None:
     """Let the optimizer hold the shards of this rank and nothing else."""
-    trained = {shard.whole: shard.trained for shard in shards}
-    for group in optimizer.param_groups:
-        group["params"] = [trained[p] for p in group["params"] if p in trained]
+    # States first: who holds which parameter is asked of the groups.
     states: dict[torch.Tensor, Any] = {
-        shard.trained: optimizer.state[shard.whole]
+        shard.trained: {key: _in_memory(part) for key, part in optimizer.state[shard.whole].items()}
         if shard.is_whole
         else convert_state(optimizer, shard.whole, shard.cut)
         for shard in shards
         if shard.whole in optimizer.state
     }
+    trained = {shard.whole: shard.trained for shard in shards}
+    for group in optimizer.param_groups:
+        group["params"] = [trained[p] for p in group["params"] if p in trained]
     optimizer.state.clear()
     optimizer.state.update(states)
+
+
+def _in_memory(part: Any) -> Any:
+    """State that a checkpoint left in its file: what is trained whole here is not to stay there."""
+    return part.clone() if isinstance(part, torch.Tensor) and is_on_disk(part) else part
 
 
 def _give_away(

@@ -8,15 +8,18 @@ ranks, and entries that several ranks hold count once.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
+from gossamer.io.safe_files.on_disk import LARGE, tensor_on_disk
 from gossamer.training.distributed.placement.placement import ParameterShard, RankPlacement
 from gossamer.training.distributed.processes import RankSession
 from gossamer.training.distributed.processes.messages import (
@@ -24,11 +27,16 @@ from gossamer.training.distributed.processes.messages import (
     receive_tree,
     send_tree,
 )
+from gossamer.training.distributed.processes.pieces import receive_into, send_pieces
 from gossamer.training.loop import TrainingRun
 from gossamer.training.loop.processes import States, not_finite_gradients
 from gossamer.training.memory import measure
 
 _MASKS = "mask_bits"
+# Among what the optimizer has of a table: its rows themselves.
+_VALUE = "$value"
+# Fills some rows of a whole table: its name, what of it, and where.
+RowsOf = Callable[[str, str, torch.Tensor], object]
 
 
 @dataclass
@@ -36,6 +44,7 @@ class WholeModel:
     """Tensors of the whole model, on the leading rank.
 
     Attributes:
+        room: a folder in which large tables are put together, as files: none of them is in memory.
         parameters: by name.
         states: optimizer state by the name of its parameter.
         buffers: by name; those that training changes.
@@ -43,33 +52,48 @@ class WholeModel:
             per rank that holds some.
     """
 
+    room: Path | None = None
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     entries: dict[str, list[dict[str, torch.Tensor]]] = field(default_factory=dict)
 
-    def add(self, given: dict[str, Any], shapes: dict[str, torch.Size]) -> None:
-        """Put in what one rank gave."""
+    def add(self, given: dict[str, Any], shapes: dict[str, torch.Size], rows_of: RowsOf) -> None:
+        """Put in what one rank gave; `rows_of` fills a part of a table with its rows there."""
         self.buffers |= given["buffers"]
         for name, shard in given["shards"].items():
             index, shape = shard["index"], shapes[name]
             if isinstance(index, tuple):
                 index = slice(*index)
-            _put(self.parameters, name, shard["value"], index, shape)
+            if shard["rows"]:
+                self._add_rows(name, shard["rows"], index, shape, rows_of)
+            else:
+                _put(self.parameters, name, shard["value"], index, shape)
             for key, tensor in shard["state"].items():
                 state = self.states.setdefault(name, {})
-                value = shard["value"]
-                if tensor.ndim and tensor.shape == value.shape:
+                if not shard["rows"] and tensor.ndim and tensor.shape == shard["value"].shape:
                     _put(state, key, tensor, index, shape)
-                elif shard["over_data"] and tensor.ndim and len(tensor) == len(value):
-                    # One number per row of a table.
-                    rows = slice(index.start // shape[1], index.stop // shape[1])
-                    whole = state.setdefault(key, tensor.new_empty(shape[0], *tensor.shape[1:]))
-                    whole[rows] = tensor
                 else:
                     state[key] = tensor
             if shard["control"]:
                 self.entries.setdefault(name, []).append(shard["control"])
+
+    def _add_rows(
+        self, name: str, rows: dict[str, Any], index: slice, shape: torch.Size, rows_of: RowsOf
+    ) -> None:
+        """Rows of a table and what the optimizer has of them."""
+        first, last = index.start // shape[1], index.stop // shape[1]
+        for key, (dtype, width) in rows.items():
+            into = self.parameters if key == _VALUE else self.states.setdefault(name, {})
+            place = name if key == _VALUE else key
+            if place not in into:
+                into[place] = self._room_for(torch.Size([shape[0], *width]), DTYPE_NAMES[dtype])
+            rows_of(name, key, into[place][first:last])
+
+    def _room_for(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        if self.room is None or shape.numel() * dtype.itemsize < LARGE:
+            return torch.empty(shape, dtype=dtype)
+        return tensor_on_disk(shape, dtype, self.room)
 
     def states_of(self, run: TrainingRun, placement: RankPlacement) -> States:
         """State dicts of the model, the optimizer and the schedule, as one process has them."""
@@ -107,8 +131,14 @@ class WholeModel:
                     optimizer.state[parameters[name]] = dict(self.states[name])
 
 
-def gather(session: RankSession, placement: RankPlacement, run: TrainingRun) -> WholeModel | None:
-    """Everything on rank 0, None elsewhere; all ranks call it together."""
+def gather(
+    session: RankSession, placement: RankPlacement, run: TrainingRun, room: Path | None = None
+) -> WholeModel | None:
+    """Everything on rank 0, None elsewhere; all ranks call it together.
+
+    Rows of shared tables travel in pieces, and with `room`, a folder of rank 0, into files: no rank
+    has such a table in memory.
+    """
     sizes = session.sizes
     # Rows of tables may be on all data ranks; all else is on the first of them.
     ranks = sizes.num_ranks // sizes.data
@@ -116,19 +146,35 @@ def gather(session: RankSession, placement: RankPlacement, run: TrainingRun) -> 
         ranks = sizes.num_ranks
     if session.rank >= ranks:
         return None
-    mine = _mine(session, placement, run)
+    rows: dict[tuple[str, str], torch.Tensor] = {}
+    mine = _mine(session, placement, run, rows)
     if not session.is_lead:
         send_tree(mine, 0, session.patient)
+        for tensor in rows.values():
+            send_pieces(tensor, 0, session.patient)
         return None
-    result = WholeModel()
-    result.add(mine, placement.shapes)
+    result = WholeModel(room)
+    result.add(mine, placement.shapes, lambda name, key, into: into.copy_(rows[name, key]))
     for rank in range(1, ranks):
-        result.add(receive_tree(rank, session.patient), placement.shapes)
+        given = receive_tree(rank, session.patient)
+
+        def received(name: str, key: str, into: torch.Tensor, sender: int = rank) -> None:
+            receive_into(into, sender, session.patient)
+
+        result.add(given, placement.shapes, received)
     return result
 
 
-def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> dict[str, Any]:
-    """What this rank gives: of entries that several hold, the first rank's."""
+def _mine(
+    session: RankSession,
+    placement: RankPlacement,
+    run: TrainingRun,
+    rows: dict[tuple[str, str], torch.Tensor],
+) -> dict[str, Any]:
+    """What this rank gives: of entries that several hold, the first rank's.
+
+    Rows of shared tables go into `rows`, in the order in which they are to be sent.
+    """
     place, shards = session.place, {}
     for shard in placement.shards:
         if place.data and not shard.over_data:
@@ -138,15 +184,21 @@ def _mine(session: RankSession, placement: RankPlacement, run: TrainingRun) -> d
         if placement.holders.get(shard.name, [place.pipeline])[0] != place.pipeline:
             continue
         index, trained = shard.index(), shard.trained
+        state = {
+            key: _plain(value)
+            for key, value in run.optimizer.state.get(trained, {}).items()
+            if isinstance(value, torch.Tensor)
+        }
+        by_row: dict[str, torch.Tensor] = {}
+        if shard.over_data:
+            by_row = {_VALUE: _plain(trained)}
+            by_row |= {k: t for k, t in state.items() if t.ndim and len(t) == len(trained)}
+            rows |= {(shard.name, key): tensor.contiguous() for key, tensor in by_row.items()}
         shards[shard.name] = {
-            "over_data": shard.over_data,
             "index": (index.start, index.stop) if isinstance(index, slice) else index,
-            "value": _plain(trained),
-            "state": {
-                key: _plain(value)
-                for key, value in run.optimizer.state.get(trained, {}).items()
-                if isinstance(value, torch.Tensor)
-            },
+            "value": None if by_row else _plain(trained),
+            "rows": {k: (dtype_name(t.dtype), tuple(t.shape[1:])) for k, t in by_row.items()},
+            "state": {key: value for key, value in state.items() if key not in by_row},
             "control": {k: _plain(t) for k, t in run.control.part_of(trained).items()},
         }
     buffers = {}

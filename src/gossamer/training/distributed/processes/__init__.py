@@ -14,9 +14,9 @@ from gossamer.training.distributed.processes.session import (
     check_masks,
     joined,
     restarts,
-    shared_checkpoint,
     world_of_environment,
 )
+from gossamer.training.distributed.processes.shared_checkpoint import shared_checkpoint
 
 __all__ = [
     "RankSession",

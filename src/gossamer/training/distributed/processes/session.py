@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,15 +31,9 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from gossamer.errors import DistributedError, InputError
 from gossamer.nn.layer_kinds import sparse_layers
-from gossamer.training.checkpoint import Checkpoint
-from gossamer.training.checkpoint.state_tree import decode, encode
 from gossamer.training.distributed.groups import keep_groups
 from gossamer.training.distributed.mesh_sizes import AXES, MeshSizes, Place
-from gossamer.training.distributed.processes.messages import (
-    broadcast_json,
-    broadcast_tensor,
-    gather_json,
-)
+from gossamer.training.distributed.processes.messages import gather_json
 from gossamer.training.distributed.processes.watch import HeartbeatWatch, end_together
 from gossamer.training.distributed.told_once import leave_it_to_others
 
@@ -232,20 +225,6 @@ def _connected(
 
 
 Group = dist.ProcessGroup | None
-
-
-def shared_checkpoint(session: RankSession, checkpoint: Checkpoint | None) -> Checkpoint | None:
-    """The checkpoint that rank 0 has read, on all ranks: only its disk needs to have it."""
-    head, tensors = None, dict[str, torch.Tensor]()
-    if checkpoint is not None:
-        plain, tensors = encode(checkpoint.state)
-        head = [str(checkpoint.path), checkpoint.step, dict(checkpoint.run), plain, list(tensors)]
-    head = broadcast_json(head, session.patient)
-    if head is None:
-        return None
-    path, step, run, plain, names = head
-    tensors = {name: broadcast_tensor(tensors.get(name), 0, session.patient) for name in names}
-    return checkpoint or Checkpoint(Path(path), step, run, decode(plain, tensors, path))
 
 
 def check_masks(model: nn.Module, when: str, group: Group = None) -> None:

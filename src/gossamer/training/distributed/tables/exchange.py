@@ -20,6 +20,7 @@ Legend: T tables, W ranks.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -30,7 +31,7 @@ from gossamer.data import generator_of
 from gossamer.errors import DistributedError, InputError
 from gossamer.training.distributed.processes import check_alike
 from gossamer.training.distributed.table_traffic import TableTraffic, TableWire
-from gossamer.training.distributed.tables.codes import scales_of
+from gossamer.training.distributed.tables.codes import add_codes, scales_of
 from gossamer.training.distributed.tables.packet import RowPacket
 from gossamer.training.distributed.tables.rows import KeyedRows, add_up, group_tables
 from gossamer.training.distributed.tables.sharing import estimated_union, gather_bytes, sketch_of
@@ -133,8 +134,8 @@ class TableExchange:
             result = self._by_owners(number, rows, scales_T, wire)
         else:
             mine = packet.pack(rows, counts_T, scales_T, wire, self._generator(wire, number, 0))
-            parts = self._gathered(mine, counts_WT, wire)
-            result = packet.scaled(self._sums(parts), scales_T / self._num_ranks)
+            parts = self._gathered(mine, counts_WT, wire, coded=True)
+            result = packet.scaled(self._sums(parts, wire), scales_T / self._num_ranks)
         for group, part in zip(packet.groups, result, strict=True):
             group.hand_out(part, self.tables)
         union = sum(len(part.keys) for part in result)
@@ -168,7 +169,7 @@ class TableExchange:
         return counts_WT, peaks_WT, all_W[:, 2 * count + 1 :]
 
     def _gathered(
-        self, mine: torch.Tensor, counts_WT: torch.Tensor, wire: TableWire
+        self, mine: torch.Tensor, counts_WT: torch.Tensor, wire: TableWire, *, coded: bool
     ) -> list[list[KeyedRows]]:
         """Rows of all ranks, this one's included, as they came from the wire."""
         packet = self._packet
@@ -176,13 +177,22 @@ class TableExchange:
         found = gather_bytes(mine, sizes, self._group)
         self._sent += (self._num_ranks - 1) * len(mine)
         return [
-            packet.unpack(raw, counts_T, wire, rank)
+            packet.unpack(raw, counts_T, wire, rank, coded=coded)
             for rank, (raw, counts_T) in enumerate(zip(found, counts_WT, strict=True))
         ]
 
-    def _sums(self, parts: Sequence[Sequence[KeyedRows]]) -> list[KeyedRows]:
-        """Of all ranks' rows, group by group, in the order of ranks."""
-        return [add_up(of_group) for of_group in zip(*parts, strict=True)]
+    def _sums(
+        self, parts: Sequence[Sequence[KeyedRows]], wire: TableWire = "full"
+    ) -> list[KeyedRows]:
+        """Of all ranks' rows, group by group, in the order of ranks; with a `wire`, of codes."""
+        if wire == "full":
+            return [add_up(of_group) for of_group in zip(*parts, strict=True)]
+        groups, sums = self._packet.groups, []
+        for group, of_group in zip(groups, zip(*parts, strict=True), strict=True):
+            add = partial(add_codes, width=group.width, wire=wire)
+            found = add_up(of_group, add)
+            sums.append(KeyedRows(found.keys, found.values.to(group.dtype)))
+        return sums
 
     def _by_owners(
         self, number: int, rows: list[KeyedRows], scales_T: torch.Tensor, wire: TableWire
@@ -208,10 +218,10 @@ class TableExchange:
         self._sent += counts_WT.nbytes * (world - 1) // world
         parts = [
             # A copy each: ids must begin at a multiple of their size.
-            packet.unpack(raw.clone(), came_WT[rank], wire, rank)
+            packet.unpack(raw.clone(), came_WT[rank], wire, rank, coded=True)
             for rank, raw in enumerate(torch.split(came, sizes))
         ]
-        means = packet.scaled(self._sums(parts), scales_T / world)
+        means = packet.scaled(self._sums(parts, wire), scales_T / world)
         counts_T = packet.counts(means)
         none = torch.empty(0, dtype=torch.int32)
         counts_WT, peaks_WT, _ = self._heads(number, counts_T, packet.peaks(means, counts_T), none)
@@ -219,7 +229,7 @@ class TableExchange:
         scales_WT = peaks_WT if wire == "full" else scales_of(peaks_WT, wire)
         generator = self._generator(wire, number, 1)
         mine = packet.pack(means, counts_T, scales_WT[self._rank], wire, generator)
-        parts = self._gathered(mine, counts_WT, wire)
+        parts = self._gathered(mine, counts_WT, wire, coded=False)
         if wire != "full":
             parts = [packet.scaled(p, s) for p, s in zip(parts, scales_WT, strict=True)]
         return self._sums(parts)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gossamer.errors import DistributedError
+from gossamer.ops.table import Rows
 from gossamer.training.distributed.table_traffic import ID_BYTES, TableWire
 from gossamer.training.distributed.tables.codes import decode, encode, value_bytes
 from gossamer.training.distributed.tables.rows import KeyedRows, TableGroup
@@ -39,9 +40,9 @@ class RowPacket:
     def peaks(self, rows: Sequence[KeyedRows], counts_T: torch.Tensor) -> torch.Tensor:
         """The largest number of each table [T], 0 without rows; NaN or Inf if there is one."""
         pairs = zip(self.by_group(counts_T), rows, strict=True)
-        return torch.stack(
+        return torch.tensor(
             [
-                table_ND.abs().amax().float() if table_ND.numel() else torch.zeros(())
+                _top(table_ND)
                 for (_, counts), part in pairs
                 for table_ND in torch.split(part.values, counts.tolist())
             ]
@@ -68,14 +69,21 @@ class RowPacket:
         for (group, counts), (_, scales), part in pairs:
             before_N = torch.repeat_interleave(group.starts[:-1], counts)
             ids.append((part.keys - before_N).to(torch.int32).view(torch.uint8))
-            scales_N = torch.repeat_interleave(scales, counts)
-            values.append(encode(part.values, scales_N, wire, generator).flatten())
+            tables = torch.split(part.values, counts.tolist())
+            coded = encode(tables, scales.tolist(), wire, generator)
+            values += [codes_NB.flatten() for codes_NB in coded]
         return torch.cat(ids + values)
 
     def unpack(
-        self, raw: torch.Tensor, counts_T: torch.Tensor, wire: TableWire, sender: int
+        self,
+        raw: torch.Tensor,
+        counts_T: torch.Tensor,
+        wire: TableWire,
+        sender: int,
+        *,
+        coded: bool = False,
     ) -> list[KeyedRows]:
-        """Rows of a packet; where integers travelled, values are integers.
+        """Rows of a packet; where integers travelled, values are integers, or codes of them.
 
         Raises:
             DistributedError: the packet does not fit the tables; nothing was changed.
@@ -90,7 +98,8 @@ class RowPacket:
         ids = torch.split(raw[:at].view(torch.int32), sizes)
         for (group, counts), ids_N in zip(self.by_group(counts_T), ids, strict=True):
             size = len(ids_N) * value_bytes(group.width, wire, group.dtype)
-            values_ND = decode(raw[at : at + size], group.width, wire, group.dtype)
+            values = raw[at : at + size]
+            values_ND = decode(values, group.width, wire, group.dtype, coded=coded)
             keys_N = self._keys(group, counts, ids_N, sender)
             found.append(KeyedRows(keys_N, values_ND))
             at += size
@@ -132,3 +141,12 @@ class RowPacket:
             scales_N = torch.repeat_interleave(scales, group.counts(part.keys))
             found.append(KeyedRows(part.keys, part.values * scales_N[:, None].to(group.dtype)))
         return found
+
+
+def _top(values_ND: torch.Tensor) -> float:
+    """The largest magnitude; NaN if there is one."""
+    if not values_ND.numel():
+        return 0.0
+    if values_ND.dtype is torch.float32:
+        return Rows(values_ND.contiguous(), values_ND.shape[1]).top()
+    return float(values_ND.abs().amax())

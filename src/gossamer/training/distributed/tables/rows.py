@@ -7,7 +7,7 @@ the tables before it. So one sort and one sum serve all tables of a model.
 Legend: T tables, N rows, U of them different, D width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -153,18 +153,28 @@ def _is_sorted(table: nn.Parameter) -> bool:
     return table.grad is None or table.grad.is_coalesced()
 
 
-def add_up(parts: Sequence[KeyedRows]) -> KeyedRows:
+# Sums of rows: rows, their order, where each sum begins in it.
+AddRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _add_floats(
+    values_ND: torch.Tensor, order_N: torch.Tensor, first_U: torch.Tensor
+) -> torch.Tensor:
+    # Rows of one key are a bag: 62,000 rows of 16 take 0.3 ms, with index_add_ 0.8.
+    return embedding_bag(order_N, values_ND, first_U, mode="sum")
+
+
+def add_up(parts: Sequence[KeyedRows], add: AddRows = _add_floats) -> KeyedRows:
     """Sums of rows with equal keys, added in the order of `parts`: the same bits on all ranks."""
     keys_N = torch.cat([part.keys for part in parts])
     values_ND = torch.cat([part.values for part in parts])
     if not len(keys_N):
-        return KeyedRows(keys_N, values_ND)
+        none = keys_N.new_empty(0)
+        return KeyedRows(keys_N, add(values_ND, none, none))
     # 32-bit keys are sorted by their digits, in half the time; a stable sort keeps the order.
     small = keys_N.to(torch.int32) if keys_N.max() < _MAX_ROWS else keys_N
     sorted_N, order_N = torch.sort(small, stable=True)
     is_first_N = torch.ones_like(sorted_N, dtype=torch.bool)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=is_first_N[1:])
     first_U = is_first_N.nonzero().view(-1)
-    # Rows of one key are a bag: 62,000 rows of 16 take 0.3 ms, with index_add_ 0.8.
-    sums_UD = embedding_bag(order_N, values_ND, first_U, mode="sum")
-    return KeyedRows(sorted_N[first_U].long(), sums_UD)
+    return KeyedRows(sorted_N[first_U].long(), add(values_ND, order_N, first_U))

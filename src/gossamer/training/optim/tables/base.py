@@ -28,7 +28,7 @@ from gossamer.ops.table.training import (
     RowRule,
     RowSink,
     move_rows,
-    take_gradients,
+    row_gradient,
 )
 
 _WORD = 2**64
@@ -100,14 +100,12 @@ class TableOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for index, group, param in self._params():
-            found = take_gradients(param)
+            found = row_gradient(param, take=True)
             if param.grad is not None:
-                found.append((Rows(param, param.shape[1]), self._row_gradient(param)))
-            if not found:
+                found = (Rows(param, param.shape[1]), self._row_gradient(param))
+            if found is None:
                 continue
-            rows, gradient = found[0]
-            if len(found) > 1:
-                gradient = _summed([each for _, each in found], rows)
+            rows, gradient = found
             move_rows(rows, gradient, self._next(index, group, param, rows))
         self._moved.clear()
         return loss
@@ -116,7 +114,7 @@ class TableOptimizer(torch.optim.Optimizer):
         """Drop gradients, also those of codes."""
         super().zero_grad(set_to_none)
         for _, _, param in self._params():
-            take_gradients(param)
+            row_gradient(param, take=True)
 
     def mapped_state(self, param: nn.Parameter, convert: Convert) -> dict[str, Any]:
         """The state of `param` at other rows; `convert` takes tensors with an entry for each."""
@@ -162,11 +160,3 @@ class TableOptimizer(torch.optim.Optimizer):
         self._moved.add(id(param))
         rule = self._next(index, group, own, backward.rows)
         backward.update(rule.native())
-
-
-def _summed(gradients: list[RowGradient], rows: Rows) -> RowGradient:
-    shape = torch.Size((len(rows.data), rows.width))
-    total = gradients[0].sparse(shape)
-    for gradient in gradients[1:]:
-        total = total + gradient.sparse(shape)
-    return RowGradient.of_sparse(total)
