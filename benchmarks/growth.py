@@ -24,6 +24,11 @@ common, and go on where they were interrupted (support/growing_gpt.py).
 
 times a training step of a grown model: dense, and with zeros between copies kept as compact tiles.
 
+    python benchmarks/growth.py --lead --log FILE
+
+says of every run in FILE how far its training loss is ahead of the large model from scratch, along
+the way: the compute that scratch takes to that loss, less its own, in parts of the budget.
+
 With --log, runs that are in FILE already are not done again, and with --trunks what runs share is
 kept; `jobs` says what comes first.
 """
@@ -40,7 +45,7 @@ from rich.table import Table
 from gossamer.nn.prunable import active_parameters
 from gossamer.report.charts import Curve
 from gossamer.report.charts.layer_charts import curve_chart
-from gossamer.report.html import render_svg
+from gossamer.report.page import render_svg
 from gossamer.zoo import GPT
 from support import growing_gpt as runs
 from support import growing_steps, options
@@ -124,6 +129,7 @@ def arguments():
     made.add_argument("--log", type=Path, help="finished runs, as JSON lines")
     made.add_argument("--trunks", type=Path, help="where shared beginnings are kept")
     made.add_argument("--log-only", action="store_true", help="show the log, run nothing")
+    made.add_argument("--lead", action="store_true", help="how far the runs of a log are ahead")
     made.add_argument("--svg", type=Path, help="draw the loss of the best operator over compute")
     made.add_argument("--steps-only", action="store_true", help="times of grown steps instead")
     made.add_argument("--widths", type=int, nargs="+", default=[256, 512, 1024])
@@ -131,8 +137,8 @@ def arguments():
     made.add_argument("--opened", type=float, nargs="+", default=[0.0, 0.1, 0.25])
     made.add_argument("--rounds", type=int, default=5)
     given = made.parse_args()
-    if given.text is None and not given.steps_only and not given.log_only:
-        made.error("give a text, --log-only or --steps-only")
+    if given.text is None and not (given.steps_only or given.log_only or given.lead):
+        made.error("give a text, --log-only, --lead or --steps-only")
     return given
 
 
@@ -301,6 +307,9 @@ class Log:
 def main():
     given = arguments()
     torch.set_num_threads(1)
+    if given.lead:
+        show_lead(given, runs.read_log(given.log))
+        return
     if given.steps_only:
         tokens = given.batch * growing_steps.CONTEXT
         found = growing_steps.compare(
@@ -328,6 +337,49 @@ def draw(path, rows):
     points = tuple((x, y / math.log(2)) for x, y in row["curve"])
     curve = Curve(f"{BEST}: bits per byte over compute", points, marks, unit="TFLOP")
     path.write_text(render_svg(curve_chart(curve)))
+
+
+def smooth(curve):
+    """A training curve, each point the mean of itself and its neighbours."""
+    near = [curve[max(0, at - 1) : at + 2] for at in range(len(curve))]
+    means = [sum(y for _, y in some) / len(some) for some in near]
+    return [(x, mean) for (x, _), mean in zip(curve, means, strict=True)]
+
+
+def lead(curve, scratch, share):
+    """The compute of scratch to the loss of a curve at a share of the budget, less the share."""
+    end = scratch[-1][0]
+    loss = next((y for x, y in curve if x >= share * end), curve[-1][1])
+    reached = next((x for x, y in scratch if y <= loss), None)
+    return loss, None if reached is None else reached / end - share
+
+
+def show_lead(given, rows):
+    table = Table(title="Training loss in bits, and the lead over scratch in parts of the budget")
+    table.add_column("arm")
+    shares = [number / 10 for number in range(1, 10)]
+    for head in ("budget", "seed", *(f"{share:.0%}" for share in shares)):
+        table.add_column(head, justify="right")
+    reported = [row for row in rows if row["on"] == "report"]
+    found = []
+    for row in reported:
+        key = (row["budget"], row["seed"])
+        scratch = [
+            smooth(r["curve"]) for r in reported
+            if r["arm"] == "large from scratch" and (r["budget"], r["seed"]) == key
+        ]  # fmt: skip
+        if row["arm"] == "large from scratch" or not scratch:
+            continue
+        ahead = [lead(smooth(row["curve"]), scratch[0], share) for share in shares]
+        words = [
+            f"{loss / math.log(2):.3f} {'more' if by is None else format(by, '+.2f')}"
+            for loss, by in ahead
+        ]
+        table.add_row(row["arm"], f"{row['budget']:g} B", str(row["seed"]), *words)
+        found.append(
+            {"arm": row["arm"], "budget": row["budget"], "seed": row["seed"], "lead": ahead}
+        )
+    options.give(given, {"machine": options.machine(), "lead": found}, table)
 
 
 def crossing(rows, loss, spent):

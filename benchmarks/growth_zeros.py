@@ -7,9 +7,12 @@
 A byte-level GPT is trained for --trunk steps, grows to twice the width and goes on: with all
 weights for --steps, or with the zeros between copies kept as compact tiles but for an opened share.
 Each share gets two runs: as many steps as dense growth, and as many CPU seconds. The model that
-never grew gets the seconds, too. Rates rise again after the growth and fall to zero over the last
-fifth of each run. A short race of the small model chooses the rate on other text than is reported.
-Float32; all runs take turns, so that the machine is as busy for one as for another.
+never grew gets the seconds, too. The large model from scratch gets the seconds of trunk and dense
+growth; it is pruned to the zeros of the first share, in the same tiles, from a quarter to a half of
+its steps, and is compact from then on. Rates rise again after the growth and fall to zero over the
+last fifth of each run. Short races of the small and of the large model, of the same compute, choose
+rates on other text than is reported. Float32; all runs take turns, so that the machine is as busy
+for one as for another.
 """
 
 import copy
@@ -45,10 +48,9 @@ def arguments():
     return made.parse_args()
 
 
-def small_at(given, data, rate, steps, falls):
-    """The small model after so many steps, at a rate that stays or falls at the end."""
-    sizes = (given.width, given.width // 32, given.layers)
-    state = runs.fresh(given, sizes, rate, seed=0)
+def model_at(given, data, width, rate, steps, falls):
+    """A model of that width after so many steps, at a rate that stays or falls at the end."""
+    state = runs.fresh(given, (width, width // 32, given.layers), rate, seed=0)
     for group in state.optimizer.param_groups:
         group["initial_lr"] = rate
     fall = runs.DECAY * steps
@@ -106,7 +108,48 @@ class Run:
         runs.train(self.given, self.data, self.state, until, self.factor, seed=0)
 
 
-def contenders(given, data, trunk):
+class Pruned(Run):
+    """The large model from scratch, which loses tiles on the way and is compact afterwards."""
+
+    def __init__(self, given, data, state, steps, sparsity):
+        super().__init__(given, data, state, "pruned", steps)
+        self.end = steps // 2
+        asked = {
+            "kind": "gradual", "begin": steps // 4, "end": self.end, "sparsity": sparsity,
+            "every": max(1, steps // 80), "pattern": "block:16x16",
+        }  # fmt: skip
+        self.control = gossamer.attach(state.model, asked, state.optimizer, total_steps=steps)
+
+    def factor(self, step):
+        """On the rate: it rises at first, and falls at the end."""
+        rise = min(1.0, (step + 1) / min(runs.WARMUP, 0.1 * self.steps))
+        return rise * min(1.0, (self.steps - step) / (runs.DECAY * self.steps))
+
+    def go_to(self, share):
+        """Train until this share of the steps is done."""
+        until, state = round(share * self.steps), self.state
+        pruned = min(until, self.end + 1)
+        runs.train(self.given, self.data, state, pruned, self.factor, 0, self.control)
+        if until > self.end and self.control is not None:
+            self.control.close()
+            self.control = None
+            gossamer.compact(state.model, state.optimizer)
+            choose_modes(state.model, self.given.batch * self.given.context)
+        runs.train(self.given, self.data, state, until, self.factor, 0)
+
+
+def pruned_large(given, data, rate, seconds, trunk, like):
+    """The run of the large model that takes the seconds of trunk and dense growth."""
+    state = runs.fresh(given, (2 * given.width, given.width // 16, given.layers), rate, seed=0)
+    for group in state.optimizer.param_groups:
+        group["initial_lr"] = rate
+    # Dense steps for the first half, steps like those of the first share afterwards.
+    mean = (seconds["all"] + seconds[given.opened[0]]) / 2
+    steps = round((trunk.step * seconds[None] + given.steps * seconds["all"]) / mean)
+    return Pruned(given, data, state, steps, growing_steps.zeros_of(like))
+
+
+def contenders(given, data, trunk, large_rate):
     """All runs, and the fastest step of each kind."""
     kinds = [None, "all", *given.opened]
     states = [branch(given, trunk, kind) for kind in kinds]
@@ -116,7 +159,18 @@ def contenders(given, data, trunk):
         longer = round(given.steps * seconds["all"] / seconds[kind])
         many = {None: (longer,), "all": (given.steps,)}.get(kind, (given.steps, longer))
         found += [Run(given, data, copy.deepcopy(state), kind, steps) for steps in many]
-    return found, seconds
+    found.append(pruned_large(given, data, large_rate, seconds, trunk, states[2].model))
+    return found, seconds | {"pruned": math.nan}
+
+
+def race_of(given, data, choose, width, steps):
+    """Rate -> loss of a short run on the part that chooses."""
+    race = {}
+    for rate in given.rates:
+        state = model_at(given, data, width, rate, steps, falls=True)
+        race[rate] = runs.evaluate(given, state.model, choose)
+        options.progress(f"width {width}, rate {rate:g}: {race[rate] / math.log(2):.4f} bits")
+    return race
 
 
 def main():
@@ -124,15 +178,12 @@ def main():
     torch.set_num_threads(1)
     parts = runs.parts_of(given.text)
     data, choose, report = parts["train"], *(parts[k][: given.held] for k in ("choose", "report"))
-    race = {}
-    for rate in given.rates:
-        state = small_at(given, data, rate, given.race, falls=True)
-        race[rate] = runs.evaluate(given, state.model, choose)
-        options.progress(f"rate {rate:g}: {race[rate] / math.log(2):.4f} bits")
+    race = race_of(given, data, choose, given.width, given.race)
+    large = race_of(given, data, choose, 2 * given.width, given.race // 4)
     rate = min(race, key=race.get)
-    trunk = small_at(given, data, rate, given.trunk, falls=False)
+    trunk = model_at(given, data, given.width, rate, given.trunk, falls=False)
     options.progress(f"trunk: {trunk.seconds:.0f} CPU seconds")
-    found, fast = contenders(given, data, trunk)
+    found, fast = contenders(given, data, trunk, min(large, key=large.get))
     for turn in range(ROUNDS):
         for run in found:
             run.go_to((turn + 1) / ROUNDS)
@@ -146,7 +197,7 @@ def main():
             "loss": runs.evaluate(given, run.state.model, report),
         }  # fmt: skip
         rows.append(row)
-    show(given, rows, trunk.seconds, race)
+    show(given, rows, trunk.seconds, {"small": race, "large": large})
 
 
 def show(given, rows, before, race):
@@ -157,10 +208,12 @@ def show(given, rows, before, race):
         table.add_column(head, justify="right")
     for row in rows:
         taken, whole = row["cpu_seconds"], dense["cpu_seconds"]
+        own = 0.0 if row["opened"] == "pruned" else before
+        milliseconds = "" if math.isnan(row["ms"]) else f"{row['ms']:.1f}"
         table.add_row(
             "never grown" if row["opened"] is None else str(row["opened"]), f"{row['zeros']:.0%}",
-            str(row["steps"]), f"{row['ms']:.1f}", f"{taken:.0f}", f"{taken / whole:.2f}",
-            f"{(before + taken) / (before + whole):.2f}", f"{row['loss'] / math.log(2):.4f}",
+            str(row["steps"]), milliseconds, f"{taken:.0f}", f"{taken / whole:.2f}",
+            f"{(own + taken) / (before + whole):.2f}", f"{row['loss'] / math.log(2):.4f}",
             f"{row['bytes'] / 2**20:.1f}",
         )  # fmt: skip
     document = {"machine": options.machine(), "race": race, "trunk_seconds": before, "runs": rows}

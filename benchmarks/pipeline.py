@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gossamer.report.charts.timeline import timeline_chart
-from gossamer.report.html import render_charts
+from gossamer.report.page import render_charts
 from gossamer.testing import Cluster, Link
 from gossamer.testing.fake_network import Conditions, FakeNetwork
 from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings, Work, WorkSpan

@@ -16,7 +16,7 @@ from gossamer.planner.model_shape import NAMED_SHAPES, gpt_shape
 from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import STATES, find_state
 from gossamer.planner.workload import StepSpec
-from gossamer.report.html import render_svg
+from gossamer.report.page import render_svg
 from support.options import give, machine, parser
 
 DENSE = "dense, mixed precision"

@@ -28,8 +28,7 @@ from gossamer.data.token_ids import draw, windows
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.pruning.calibration.flow import as_batches
 from gossamer.recipes import Calibration, make_recipe
-from gossamer.runs.calibration import calibration_batches
-from gossamer.runs.calibration.quality import pair_correlation, perplexity
+from gossamer.runs.calibration import calibration_batches, pair_correlation, perplexity
 from gossamer.runs.stages import StageInput
 from gossamer.runs.stages.prune import run_prune_stage
 from support import stsb

@@ -46,14 +46,17 @@ ADDED = {
             *("nn/layers/tables/", "nn/surgery/tables/", "ops/table/", "io/torch_bags/"),
             *("training/optim/tables/", "training/optim/side_by_side.py", "data/clicks/"),
             *("training/distributed/tables/", "data/tasks/clicks.py", "zoo/dlrm.py"),
-            *("training/distributed/table_traffic.py",),
+            *("training/distributed/table_traffic.py", "io/safe_files/on_disk.py"),
+            *("training/distributed/processes/pieces.py",),
             *("recipes/stages/train/clicks.py", "recipes/stages/train/tables.py"),
             *("running/clicks/", "cli/run/score.py", "search/workloads/clicks.py"),
             *("zoo/problems/clicks.py", "planner/table_step.py", "data/evaluation.py"),
             *("runs/stages/round_tables.py", "running/packed/file_tables.py"),
         ),
         ("io/", "nn/", "planner/", "recipes/", "runs/", "running/", "training/"),
-        re.compile(r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm|Divisible|Shared|counts_ids|Rounded"),
+        re.compile(
+            r"_?[Tt]able|_?[Cc]lick|_?[Ss]core|Dlrm|Divisible|Shared|counts_ids|Rounded|_adagrad"
+        ),
         (
             *("Divisible", "_check_table", "_decode_table", "_plain_tables", "_pack_table"),
             *("scoring_routes", "_features", "_features_of", "_check_tables", "quantize"),
@@ -83,15 +86,34 @@ ADDED = {
         ),
         ("ops/engines/decoder.py", "nn/", "pruning/", "running/", "io/", "training/", "runs/"),
         re.compile(
-            r"_?[Ee]xpert|_?[Mm]ixture|_?pack_experts|num_parts|unstack|_solved|_together|as_published"
+            r"_?[Ee]xpert|_?[Mm]ixture|_?(pack|check)_experts|_?num_(parts|cuts)|unstack|_solved"
+            r"|_together|as_published"
         ),
+        ("unstack",),
+    ),
+    "optimizers": (
+        (),
+        ("training/optim/", "recipes/stages/train/train.py"),
+        re.compile(r"(corrected|normalised|clipped|max_size|_before_step)$"),
+    ),
+    "without native code": (
+        ("ops/without_native.py",),
+        ("ops/", "cli/doctor/", "running/"),
+        re.compile(r"why_missing|NO_KERNELS"),
     ),
     "attention": (
         ("patterns/attention/", "ops/attention/", "nn/attention/"),
-        ("ops/_native.pyi",),
-        re.compile("AttentionTiles|attention_(for|back)ward"),
+        ("ops/_native.pyi", "ops/engines/", "running/", "cli/"),
+        re.compile(
+            "AttentionTiles|attention_(for|back)ward|_?[Kk]ey_?[Rr]ules|key_bytes|(kv|attention)_option"
+            "|can_truncate|turns|shared|_take"
+        ),
     ),
-    "recipes of others": (("recipes/foreign/",), (), re.compile("never")),
+    "recipes of others": (
+        ("recipes/foreign/",),
+        ("cli/recipe.py",),
+        re.compile("(convert|_CONVERT)$"),
+    ),
     "any model": (
         (
             *("io/huggingface/auto_tables.py", "io/huggingface/example_inputs.py"),
@@ -106,12 +128,21 @@ ADDED = {
             *(f"nn/families/encoders/{n}.py" for n in ("nomic_bert", "dinov2", "clip", "siglip")),
             "running/decoder/features.py",
         ),
-        (),
-        re.compile("never"),
+        ("io/gguf/", "nn/families/", "ops/engines/", "running/decoder/", "running/encoder/"),
+        re.compile(
+            r"(_?rotat(ion|ions|es)|rotary_by_type|rotation_factor|Rotation|DistanceBias|by_distance"
+            r"|knows_positions|run_products|_?norm_arrays|has_usual_positions|expansion_segments"
+            r"|bias_table|norms_(in|out)|head_norms|score_cap|interleaved|(residual|embedding)_scale"
+            r"|logits_(scale|divisor|cap)|requires|long_rope|local_theta|wide_scale_at|norm_offset"
+            r"|DecoderRules|DecoderNorm|gated|is_model|_scaled|_window|_bias|blocks_of|_Settings)$"
+        ),
         (
             *("_transformers_example", "_reads_tokens", "one_layer", "in_table", "short", "unfit"),
             *("_fields", "_nested_class", "_check_size", "_is_linear_by_another_name"),
-            "has_other_linears",
+            *("has_other_linears", "WholeEncoder", "LayerList", "_Step", "_is_in_one_piece"),
+            *("_run_stock", "facts_of", "_refuse_others", "_has", "roberta_like"),
+            *("name_in_file", "_more_fields", "_rope", "_layer_types", "with_rope", "_llama3"),
+            *("_as_in_torch", "_cut_by_words", "_special", "_post_processor"),
         ),
     ),
 }

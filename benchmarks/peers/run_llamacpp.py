@@ -2,6 +2,7 @@
 """llama.cpp in its own environment: one JSON line asks, one JSON line answers.
 
     {"load": {"model": "m.gguf", "threads": 1}} -> {"resident_bytes": 1, "build": "CPU : AVX2 ..."}
+    {"read": 8000}                             -> {"wall": [s], "cpu": [s]}    in parts of 512
     {"prompt": 128}                            -> {"wall": [s], "cpu": [s]}    128 tokens at once
     {"generate": {"after": 128, "tokens": 8}}  -> {"wall": [s, ...], "cpu": [s, ...]}  one per token
     {"likelihood": [[5, 6, 7], ...]}           -> {"sum": 1.0}   negative log, of at most 512 tokens
@@ -68,7 +69,7 @@ def quantise(model, out, type):
 class Model:
     """A gguf file and one sequence."""
 
-    def __init__(self, model, threads):
+    def __init__(self, model, threads, context=None):
         self._lib = lib = library()
         for name in ("model_load_from_file", "init_from_model", "get_memory", "get_logits"):
             getattr(lib, f"llama_{name}").restype = ctypes.c_void_p
@@ -84,6 +85,8 @@ class Model:
         vocab = ctypes.c_void_p(lib.llama_model_get_vocab(loaded))
         self._vocab_size = lib.llama_vocab_n_tokens(vocab)
         settings = lib.llama_context_default_params()
+        if context is not None:  # the first number of them
+            ctypes.cast(ctypes.byref(settings), ctypes.POINTER(ctypes.c_uint32))[0] = context
         self._context = ctypes.c_void_p(lib.llama_init_from_model(loaded, settings))
         lib.llama_set_n_threads(self._context, threads, threads)
 
@@ -125,7 +128,12 @@ def answer(model, question):
     if "likelihood" in question:
         return {"sum": sum(model.likelihood(ids) for ids in question["likelihood"])}
     model.clear()
-    if "prompt" in question:
+    if "read" in question:
+        parts = [
+            model.decode(min(512, question["read"] - i)) for i in range(0, question["read"], 512)
+        ]
+        times = [tuple(map(sum, zip(*parts, strict=True)))]
+    elif "prompt" in question:
         times = [model.decode(question["prompt"])]
     else:
         wanted = question["generate"]

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, mse_loss, pad
 
 from gossamer.data import ShuffledBatches, generator_of
 from gossamer.data.tasks import Task
-from gossamer.training.recovery.distillation.objective import logits_term
+from gossamer.training.recovery.distillation import logits_term
 from support.cifar import accuracy, load, normalised
 from support.resnets import trained_resnet20
 

@@ -26,9 +26,11 @@ class LlamaCpp:
             env=environment,
         )
 
-    def load(self, model, title="Q4_1", bits=5.0):
+    def load(self, model, title="Q4_1", bits=5.0, context=None):
         """Open a file; Q4_1 has 4 bits and two 16-bit numbers for 32 weights."""
-        loaded = self._ask({"load": {"model": str(model), "threads": self._threads}})
+        loaded = self._ask(
+            {"load": {"model": str(model), "threads": self._threads, "context": context}}
+        )
         self.resident, self.build = loaded["resident_bytes"], loaded["build"]
         # Whether it was built for this processor, or for any with AVX2.
         build = "AVX-512" if "AVX512" in self.build else "AVX2"
@@ -67,6 +69,10 @@ class LlamaCpp:
     def prompt(self):
         """(wall, cpu) of a prompt of 128 tokens."""
         return self._pairs({"prompt": 128})
+
+    def read(self, count):
+        """(wall, cpu) of a prompt of so many tokens, which must fit the context."""
+        return self._pairs({"read": count})
 
     def generate(self, after):
         """(wall, cpu) of each of 8 tokens after so many."""

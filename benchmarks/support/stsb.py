@@ -11,7 +11,7 @@ import lzma
 import torch
 from torch import nn
 
-from gossamer.runs.calibration.quality import rank_correlation
+from gossamer.runs.calibration import rank_correlation
 
 
 def read_pairs(folder, split):

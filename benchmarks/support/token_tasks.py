@@ -13,7 +13,7 @@ import gossamer
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.tokens import add_token_pruning
 from gossamer.nn.tokens.bert_layers import find_encoder
-from gossamer.runs.calibration.quality import mean_vectors
+from gossamer.runs.calibration import mean_vectors
 from gossamer.training.token_pruning import TokenPlan, train_token_pruning
 from support import options, sst2, stsb
 

@@ -106,6 +106,7 @@ namespace reference { extern const AttentionKernels attention_kernels; }
 namespace avx2 { extern const AttentionKernels attention_kernels; }
 namespace avx512 { extern const AttentionKernels attention_kernels; }
 
+const AttentionKernels& attention_kernels_of(Isa isa);
 void attention_forward(const AttentionCall& call, Isa isa, int num_threads);
 void attention_backward(const AttentionBackwardCall& call, Isa isa, int num_threads);
 

@@ -22,9 +22,7 @@ DropBits::DropBits(uint64_t seed, int64_t head) {
   column_key = static_cast<uint32_t>(x >> 32);
 }
 
-namespace {
-
-const AttentionKernels& kernels_of(Isa isa) {
+const AttentionKernels& attention_kernels_of(Isa isa) {
 #ifdef GOSSAMER_X86
   return pick(isa, reference::attention_kernels, avx2::attention_kernels, avx512::attention_kernels);
 #else
@@ -32,6 +30,8 @@ const AttentionKernels& kernels_of(Isa isa) {
   return reference::attention_kernels;
 #endif
 }
+
+namespace {
 
 int64_t tiles_of(int64_t tokens) { return (tokens + kTile - 1) / kTile; }
 int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
@@ -271,7 +271,7 @@ class BackwardHead {
 
 void attention_forward(const AttentionCall& call, Isa isa, int num_threads) {
   const int64_t rows = tiles_of(call.queries);
-  const AttentionKernels& kernels = kernels_of(isa);
+  const AttentionKernels& kernels = attention_kernels_of(isa);
   run_tasks(call.batch * call.heads * rows, usable_threads(num_threads), [&](int64_t i) {
     return forward_row(call, kernels, i / rows / call.heads, i / rows % call.heads, i % rows);
   });
@@ -279,7 +279,7 @@ void attention_forward(const AttentionCall& call, Isa isa, int num_threads) {
 
 void attention_backward(const AttentionBackwardCall& call, Isa isa, int num_threads) {
   const int64_t kv_heads = call.forward.kv_heads;
-  const AttentionKernels& kernels = kernels_of(isa);
+  const AttentionKernels& kernels = attention_kernels_of(isa);
   run_tasks(call.forward.batch * kv_heads, usable_threads(num_threads), [&](int64_t i) {
     return BackwardHead(call, kernels, i / kv_heads, i % kv_heads).run();
   });

@@ -4,8 +4,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
-
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -27,6 +27,7 @@ struct BoundDecoder {
   Decoder decoder;
   std::vector<nb::object> kept_alive;
   bool has_sessions = false;
+  int64_t turned = kMaxSize;  // positions that all tables of angles have
 
   const PackedWeight* weight(const nb::object& object, int64_t rows, int64_t columns, const char* name) {
     const auto* packed = nb::cast<const PackedWeight*>(object);
@@ -159,7 +160,8 @@ std::unique_ptr<BoundDecoder> make(const std::string& kernels, int64_t width, in
   decoder.shape = {width, heads, kv_heads, head_dim, ffn, vocab, context};
   decoder.rules = {static_cast<DecoderActivation>(activation), layer_norm, gated, parallel, interleaved,
                    embedding_scale, residual_scale, logits_scale, score_cap, logits_cap};
-  decoder.math = &decoder_math(find_isa(kernels));
+  decoder.isa = find_isa(kernels);
+  decoder.math = &decoder_math(decoder.isa);
   decoder.embedding = made->weight(embedding, vocab, width, "embedding");
   expect(decoder.embedding->can_read_rows(), "embedding must be a layout whose rows can be read");
   decoder.head = made->linear(head, vocab, width, "head");
@@ -172,8 +174,13 @@ std::unique_ptr<BoundDecoder> make(const std::string& kernels, int64_t width, in
     expect(nb::len(angles) == 3, "a rotation must be (pairs, cosines, sines)");
     const auto pairs = nb::cast<int64_t>(angles[0]);
     expect(pairs >= 1 && 2 * pairs <= head_dim, "rotated pairs must fit a head");
-    decoder.rotations.push_back({pairs, BoundDecoder::vector(nb::cast<Values>(angles[1]), context * pairs, "cosines"),
-                                 BoundDecoder::vector(nb::cast<Values>(angles[2]), context * pairs, "sines")});
+    const auto cosines = nb::cast<Values>(angles[1]);
+    const auto angle_count = static_cast<int64_t>(cosines.shape(0));
+    made->turned = std::min(made->turned, angle_count / pairs);
+    expect(angle_count % pairs == 0 && (made->turned >= context || made->turned >= 2),
+           "a rotation must have the angles of every position, or of two and more");
+    decoder.rotations.push_back({pairs, BoundDecoder::vector(cosines, angle_count, "cosines"),
+                                 BoundDecoder::vector(nb::cast<Values>(angles[2]), angle_count, "sines")});
   }
   return made;
 }
@@ -183,7 +190,8 @@ struct BoundSession {
   const DecoderShape& shape;
   std::atomic<bool> busy{false};
 
-  explicit BoundSession(BoundDecoder& bound) : session(bound.decoder), shape(bound.decoder.shape) {
+  BoundSession(BoundDecoder& bound, const KvRules& rules)
+      : session(bound.decoder, rules), shape(bound.decoder.shape) {
     bound.has_sessions = true;
   }
 
@@ -205,10 +213,37 @@ struct BoundSession {
   }
 
   void truncate(int64_t length) {
-    expect(length >= 0 && length <= session.length(), "a session can only be cut to what it holds");
+    expect(length >= 0 && length <= session.length() && session.can_truncate(length),
+           "a session can only be cut to what it holds");
     session.truncate(length);
   }
 };
+
+KvRules rules_of(int type, int64_t sinks, int64_t window, int64_t chosen, int64_t whole_layers, double mass) {
+  expect(type >= 0 && type <= static_cast<int>(KvType::int8), "there is no such type of keys");
+  for (const int64_t count : {sinks, window, chosen, whole_layers})
+    expect(count >= 0 && count <= kMaxSize, "sinks, window, chosen positions and layers must be in [0, 2^24]");
+  expect(window || !sinks, "sinks need a window");
+  expect(!window || !chosen, "a window and chosen pages do not go together");
+  expect(mass > 0.0 && mass <= 1.0, "mass must be above 0 and at most 1");
+  return {static_cast<KvType>(type), sinks, window, chosen, whole_layers, mass};
+}
+
+std::unique_ptr<BoundSession> make_session(BoundDecoder& bound, int type, int64_t sinks, int64_t window, int64_t chosen,
+                                           int64_t whole_layers, double mass) {
+  const KvRules rules = rules_of(type, sinks, window, chosen, whole_layers, mass);
+  expect(bound.turned >= std::min(bound.decoder.shape.context, window ? sinks + window : kMaxSize),
+         "the tables of angles end before the context does");
+  return std::make_unique<BoundSession>(bound, rules);
+}
+
+int64_t cache_bytes(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t context, int type, int64_t sinks,
+                    int64_t window, int64_t chosen) {
+  for (const int64_t size : {layers, kv_heads, head_dim, context})
+    expect(size >= 1 && size <= kMaxSize, "sizes must be in [1, 2^24]");
+  return static_cast<int64_t>(KvMemory::bytes_of({layers, kv_heads, kv_heads, head_dim, context},
+                                                 rules_of(type, sinks, window, chosen, 0, 1.0)));
+}
 
 }  // namespace
 
@@ -222,10 +257,18 @@ void bind_decoder(nb::module_& m) {
         nb::arg("residual_scale"), nb::arg("logits_scale"), nb::arg("score_cap"), nb::arg("logits_cap"),
         nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm").none(), nb::arg("positions").none(),
         nb::arg("rotations"));
+  m.def("make_session", make_session, nb::keep_alive<0, 1>(), nb::arg("decoder"), nb::kw_only(), nb::arg("type"),
+        nb::arg("sinks"), nb::arg("window"), nb::arg("chosen"), nb::arg("whole_layers"), nb::arg("mass"));
+  m.def("decoder_cache_bytes", cache_bytes, nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"), nb::arg("head_dim"),
+        nb::arg("context"), nb::arg("type"), nb::arg("sinks"), nb::arg("window"), nb::arg("chosen"));
   nb::class_<BoundSession>(m, "DecoderSession")
-      .def(nb::init<BoundDecoder&>(), nb::keep_alive<1, 2>(), nb::arg("decoder"))
       .def("step", &BoundSession::step, nb::arg("ids").noconvert(), nb::arg("all"), nb::arg("logits").noconvert())
       .def("truncate", &BoundSession::truncate, nb::arg("length"))
+      .def("can_truncate",
+           [](const BoundSession& bound, int64_t length) {
+             return length <= bound.session.length() && bound.session.can_truncate(length);
+           },
+           nb::arg("length"))
       .def_prop_ro("length", [](const BoundSession& bound) { return bound.session.length(); })
       .def_prop_ro("cache_bytes", [](const BoundSession& bound) { return bound.session.cache_bytes(); });
 }

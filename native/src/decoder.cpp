@@ -2,19 +2,45 @@
 #include "gossamer/decoder.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 
 #include "gossamer/fork.hpp"
-#include "gossamer/scratch.hpp"
-#include "run_tasks.hpp"
 
 namespace gossamer {
 namespace {
 
-// Below this many multiply-adds attention is done before another thread has woken up.
-constexpr int64_t kWorthThreads = 1 << 15;
+// How a layer turns heads at a position: by the tables, and behind their end by the angles of the second position.
+class DecoderAngles {
+ public:
+  DecoderAngles(const Decoder& decoder, const DecoderLayer& layer, int64_t position) : math_(*decoder.math) {
+    if (layer.rotation < 0) return;
+    const DecoderRotation& by = decoder.rotations[static_cast<size_t>(layer.rotation)];
+    pairs_ = by.pairs;
+    if ((position + 1) * pairs_ <= static_cast<int64_t>(by.cosines.size())) {
+      cosines_ = by.cosines.data() + position * pairs_;
+      sines_ = by.sines.data() + position * pairs_;
+      return;
+    }
+    own_.resize(static_cast<size_t>(2 * pairs_));
+    for (int64_t i = 0; i < pairs_; ++i) {
+      const double cosine = by.cosines[static_cast<size_t>(pairs_ + i)], sine = by.sines[static_cast<size_t>(pairs_ + i)];
+      const double angle = std::atan2(sine, cosine) * static_cast<double>(position), size = std::hypot(sine, cosine);
+      own_[static_cast<size_t>(i)] = static_cast<float>(std::cos(angle) * size);
+      own_[static_cast<size_t>(pairs_ + i)] = static_cast<float>(std::sin(angle) * size);
+    }
+    cosines_ = own_.data();
+    sines_ = own_.data() + pairs_;
+  }
+  void turn(const float* head, int64_t dim, float scale, float* y) const {
+    math_.rotate(head, dim, pairs_, cosines_, sines_, scale, y);
+  }
 
-int64_t to_multiple(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+ private:
+  const DecoderMath& math_;
+  int64_t pairs_ = 0;
+  const float *cosines_ = nullptr, *sines_ = nullptr;
+  std::vector<float> own_;
+};
 
 }  // namespace
 
@@ -26,14 +52,12 @@ const DecoderMath& decoder_math(Isa isa) {
 #endif
 }
 
-DecoderSession::DecoderSession(const Decoder& decoder) : decoder_(decoder) {
+DecoderSession::DecoderSession(const Decoder& decoder, const KvRules& rules)
+    : decoder_(decoder),
+      kv_({static_cast<int64_t>(decoder.layers.size()), decoder.shape.heads, decoder.shape.kv_heads,
+           decoder.shape.head_dim, decoder.shape.context},
+          rules, decoder.isa) {
   const DecoderShape& shape = decoder.shape;
-  padded_dim_ = to_multiple(shape.head_dim, kHeadDimUnit);
-  padded_context_ = to_multiple(shape.context, kKeyBlock);
-  const auto cache = static_cast<size_t>(static_cast<int64_t>(decoder.layers.size()) * shape.kv_heads *
-                                         padded_context_ * padded_dim_);
-  keys_.assign(cache, 0.0f);
-  values_.assign(cache, 0.0f);
   const int64_t tokens = std::min(kChunk, shape.context);
   hidden_.resize(static_cast<size_t>(tokens * shape.width));
   normed_.resize(hidden_.size());
@@ -42,6 +66,14 @@ DecoderSession::DecoderSession(const Decoder& decoder) : decoder_(decoder) {
   attended_.resize(static_cast<size_t>(tokens * shape.heads * shape.head_dim));
   gate_up_.resize(static_cast<size_t>(tokens * (decoder.rules.gated ? 2 : 1) * shape.ffn));
   gated_.resize(static_cast<size_t>(tokens * shape.ffn));
+  // What pads a head stays zero.
+  queries_.assign(static_cast<size_t>(tokens * shape.heads * kv_.dim()), 0.0f);
+  if (rules.sinks) sink_queries_.assign(queries_.size(), 0.0f);
+}
+
+void DecoderSession::truncate(int64_t length) {
+  kv_.truncate(length);
+  length_ = length;
 }
 
 void DecoderSession::step(const int32_t* ids, int64_t count, bool all, float* logits, int num_threads) {
@@ -138,54 +170,31 @@ void DecoderSession::norm_heads(const DecoderLayer& layer, int64_t count) {
 void DecoderSession::attend(int64_t number, int64_t count, int64_t position, int num_threads) {
   const DecoderShape& shape = decoder_.shape;
   const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(number)];
-  const DecoderMath& math = *decoder_.math;
   const bool interleaved = decoder_.rules.interleaved;
-  const int64_t dim = shape.head_dim, group = shape.heads / shape.kv_heads;
-  const int64_t head_floats = padded_context_ * padded_dim_;
+  const int64_t dim = shape.head_dim;
   // Where a token's heads lie in its row of qkv.
   const int64_t step = interleaved ? 3 * dim : dim;
   const int64_t keys_at = interleaved ? dim : shape.heads * dim;
   const int64_t values_at = interleaved ? 2 * dim : (shape.heads + shape.kv_heads) * dim;
-  const auto row = [&](int64_t t) { return qkv_.data() + t * shape.qkv_rows(); };
-  const auto turn = [&](const float* head, int64_t t, float scale, float* y) {
-    if (layer.rotation < 0) return math.rotate(head, dim, 0, nullptr, nullptr, scale, y);
-    const DecoderRotation& by = decoder_.rotations[static_cast<size_t>(layer.rotation)];
-    const int64_t at = (position + t) * by.pairs;
-    math.rotate(head, dim, by.pairs, by.cosines.data() + at, by.sines.data() + at, scale, y);
-  };
-  const auto remember = [&](int64_t head, int64_t t) {
-    const int64_t at = position + t, begin = (number * shape.kv_heads + head) * head_floats;
-    float* keys = keys_.data() + begin + at / kKeyBlock * kKeyBlock * padded_dim_ + at % kKeyBlock;
-    float turned[1024];
-    turn(row(t) + keys_at + head * step, t, 1.0f, turned);
-    for (int64_t d = 0; d < dim; ++d) keys[d * kKeyBlock] = turned[d];
-    std::memcpy(values_.data() + begin + at * padded_dim_, row(t) + values_at + head * step,
-                static_cast<size_t>(dim) * sizeof(float));
-  };
-  const auto attend_one = [&](int64_t head, int64_t t) {
-    const int64_t last = position + t + 1, first = layer.window ? std::max<int64_t>(0, last - layer.window) : 0;
-    const int64_t whole = first / kKeyBlock * kKeyBlock, positions = last - whole;
-    const int64_t begin = (number * shape.kv_heads + head) * head_floats + whole * padded_dim_;
-    const int64_t queries = group * padded_dim_;
-    float* scratch = static_cast<float*>(
-        thread_scratch(static_cast<size_t>(2 * queries + group * to_multiple(positions, kKeyBlock)) * sizeof(float)));
-    if (!scratch) return false;
-    std::fill_n(scratch, queries, 0.0f);
-    for (int64_t g = 0; g < group; ++g)
-      turn(row(t) + (head * group + g) * step, t, layer.scale, scratch + g * padded_dim_);
-    float* out = scratch + queries;
-    math.attend({scratch, keys_.data() + begin, values_.data() + begin, group, padded_dim_, positions, first - whole,
-                 decoder_.rules.score_cap, scratch + 2 * queries, out});
-    for (int64_t g = 0; g < group; ++g)
-      std::memcpy(attended_.data() + (t * shape.heads + head * group + g) * dim, out + g * padded_dim_,
-                  static_cast<size_t>(dim) * sizeof(float));
-    return true;
-  };
-  for (int64_t t = 0; t < count; ++t)
-    for (int64_t head = 0; head < shape.kv_heads; ++head) remember(head, t);
-  const int64_t work = count * shape.heads * dim * (position + count);
-  run_tasks(count * shape.kv_heads, work < kWorthThreads ? 1 : num_threads,
-            [&](int64_t i) { return attend_one(i % shape.kv_heads, i / shape.kv_heads); });
+  const bool has_sinks = !sink_queries_.empty() && kv_.place(position + count - 1) < position + count - 1;
+  for (int64_t t = 0; t < count; ++t) {
+    const float* row = qkv_.data() + t * shape.qkv_rows();
+    const DecoderAngles angles(decoder_, layer, position + t);
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      float key[1024];
+      angles.turn(row + keys_at + head * step, dim, 1.0f, key);
+      kv_.append(number, head, position + t, key, row + values_at + head * step);
+    }
+    const auto turn_queries = [&](const DecoderAngles& by, float* to) {
+      for (int64_t head = 0; head < shape.heads; ++head)
+        by.turn(row + head * step, dim, layer.scale, to + (t * shape.heads + head) * kv_.dim());
+    };
+    turn_queries(angles, queries_.data());
+    if (has_sinks) turn_queries(DecoderAngles(decoder_, layer, kv_.place(position + t)), sink_queries_.data());
+  }
+  kv_.attend({number, count, position, layer.window, queries_.data(), has_sinks ? sink_queries_.data() : nullptr,
+              decoder_.rules.score_cap, attended_.data()},
+             num_threads);
 }
 
 void DecoderSession::logits_of(int64_t first, int64_t count, float* logits, int num_threads) {

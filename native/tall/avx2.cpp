@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph/vec256.hpp"
+#include "grouped_kernel.hpp"
 #include "tall_kernel.hpp"
 
 namespace gossamer::avx2 {
@@ -8,5 +9,7 @@ const TallKernels tall_kernels = {
     GraphVec::kLanes, most_vectors<GraphVec>(), tile_rows<GraphVec, most_vectors<GraphVec>()>(),
     product<GraphVec>, outer<GraphVec>,
 };
+
+const GroupedKernels grouped_kernels = {grouped_rows<GraphVec, 4, 2>, grouped_back<GraphVec, 4, 2>};
 
 }  // namespace gossamer::avx2

@@ -2,10 +2,12 @@
 // Tall products. Arrays cross as addresses, as in train.cpp.
 #include <omp.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "../bind/common.hpp"
 #include "../bind/families.hpp"
+#include "grouped.hpp"
 #include "tall.hpp"
 
 namespace gossamer::bind {
@@ -43,11 +45,46 @@ void outer(uintptr_t g, uintptr_t x, uintptr_t c, uintptr_t sums, int64_t rows, 
   run_native(kernels, [&](Isa isa, int threads) { tall_outer(call, isa, threads); });
 }
 
+using Starts = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// `weight` is an address of floats or, with `halves`, of bfloat16.
+Grouped grouped_of(const Starts& starts, uintptr_t weight, bool halves, int64_t outputs, int64_t inner, int64_t tokens) {
+  const auto experts = static_cast<int64_t>(starts.shape(0)) - 1;
+  check({experts, outputs, inner, tokens}, {{weight, experts * outputs * inner}});
+  const int64_t* const at = starts.data();
+  if (at[0] != 0 || at[experts] != tokens || !std::is_sorted(at, at + experts + 1))
+    throw std::invalid_argument("starts of experts must rise from 0 to the number of tokens");
+  return {at, experts, outputs, inner, halves ? nullptr : floats(weight),
+          halves ? reinterpret_cast<const uint16_t*>(weight) : nullptr};
+}
+
+void product_of_experts(const Starts& starts, uintptr_t x, uintptr_t weight, bool halves, uintptr_t bias, uintptr_t y,
+                        int64_t tokens, int64_t outputs, int64_t inner, const std::string& kernels) {
+  const Grouped call = grouped_of(starts, weight, halves, outputs, inner, tokens);
+  check({}, {{x, tokens * inner}, {y, tokens * outputs}});
+  run_native(kernels, [&](Isa isa, int threads) {
+    grouped_product(call, floats(x), floats(bias), to_floats(y), isa, threads);
+  });
+}
+
+void input_gradient_of_experts(const Starts& starts, uintptr_t g, uintptr_t weight, bool halves, uintptr_t dx,
+                               int64_t tokens, int64_t outputs, int64_t inner, const std::string& kernels) {
+  const Grouped call = grouped_of(starts, weight, halves, outputs, inner, tokens);
+  check({}, {{g, tokens * outputs}, {dx, tokens * inner}});
+  run_native(kernels, [&](Isa isa, int threads) {
+    grouped_input_gradient(call, floats(g), to_floats(dx), isa, threads);
+  });
+}
+
 }  // namespace
 
 void bind_tall(nb::module_& m) {
   m.def("tall_product", &product);
   m.def("tall_outer", &outer);
+  m.def("product_of_experts", &product_of_experts, nb::arg("starts").noconvert(), nb::arg(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  m.def("input_gradient_of_experts", &input_gradient_of_experts, nb::arg("starts").noconvert(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
 }
 
 }  // namespace gossamer::bind

@@ -2,7 +2,9 @@
 // Tall products against double, one thread against two: sizes around those of tiles, panels and blocks.
 #include <cmath>
 
+#include "gossamer/bf16.hpp"
 #include "harness.hpp"
+#include "tall/grouped.hpp"
 #include "tall/tall.hpp"
 
 namespace gossamer::check {
@@ -67,10 +69,54 @@ void check_one(int64_t rows, int64_t inner, int64_t width, bool turned, std::mt1
   }
 }
 
+// Weights of experts as bfloat16 are widened exactly: floats whose lower half is empty must give the same bits.
+void check_experts(const std::vector<int64_t>& counts, int64_t outputs, int64_t inner, std::mt19937& random,
+                   Tally& tally) {
+  const auto experts = static_cast<int64_t>(counts.size());
+  std::vector<int64_t> starts(1, 0);
+  for (const int64_t count : counts) starts.push_back(starts.back() + count);
+  const int64_t tokens = starts.back();
+  std::vector<float> w = normals(experts * outputs * inner, random);
+  std::vector<uint16_t> halves;
+  for (float& v : w) halves.push_back(to_bf16(v)), v = from_bf16(halves.back());
+  const std::vector<float> x = normals(tokens * inner, random), g = normals(tokens * outputs, random);
+  const std::vector<float> bias = normals(experts * outputs, random);
+  Expected y(tokens * outputs), dx(tokens * inner);
+  for (int64_t e = 0; e < experts; ++e)
+    for (int64_t t = starts[static_cast<size_t>(e)]; t < starts[static_cast<size_t>(e + 1)]; ++t)
+      for (int64_t o = 0; o < outputs; ++o) {
+        y.add(t * outputs + o, bias[static_cast<size_t>(e * outputs + o)]);
+        for (int64_t k = 0; k < inner; ++k) {
+          const double own = w[static_cast<size_t>((e * outputs + o) * inner + k)];
+          y.add(t * outputs + o, own * x[static_cast<size_t>(t * inner + k)]);
+          dx.add(t * inner + k, own * g[static_cast<size_t>(t * outputs + o)]);
+        }
+      }
+  for (const Isa isa : isas_to_check()) {
+    std::vector<float> found[3], back[3];
+    for (int i = 0; i < 3; ++i) {
+      const Grouped call = {starts.data(), experts, outputs, inner, i == 2 ? nullptr : w.data(),
+                            i == 2 ? halves.data() : nullptr};
+      found[i].assign(y.sum.size(), 7.0f), back[i].assign(dx.sum.size(), 7.0f);
+      grouped_product(call, x.data(), bias.data(), found[i].data(), isa, i + 1);
+      grouped_input_gradient(call, g.data(), back[i].data(), isa, i + 1);
+    }
+    report("experts", isa, found[0] == found[1] && found[0] == found[2], y.error(found[0]), tally);
+    report("experts, back", isa, back[0] == back[1] && back[0] == back[2], dx.error(back[0]), tally);
+  }
+}
+
 }  // namespace
 
 void check_tall(Tally& tally) {
   std::mt19937 random(1);
+  for (const int64_t inner : {1, 17, 64, 70, 1300}) {
+    check_experts({3, 0, 9}, 33, inner, random, tally);
+    check_experts({0, 1, 40}, 200, inner, random, tally);
+  }
+  check_experts({2, 3}, 0, 5, random, tally);
+  check_experts({2, 3}, 5, 0, random, tally);
+  check_experts({0, 0}, 5, 7, random, tally);
   for (const int64_t width : {1, 7, 16, 17, 40, 64, 65, 81})
     for (const int64_t rows : {1, 5, 13, 129, 400}) check_one(rows, 33, width, rows % 2, random, tally);
   check_one(0, 5, 3, true, random, tally);
@@ -82,6 +128,7 @@ void check_tall(Tally& tally) {
 void fuzz_tall(std::mt19937& random, Tally& tally) {
   const auto draw = [&](uint64_t most) { return 1 + static_cast<int64_t>(random() % most); };
   check_one(draw(400), draw(200), draw(150), random() % 2, random, tally);
+  check_experts({draw(50) - 1, draw(9) - 1, draw(3) - 1}, draw(300), draw(700), random, tally);
 }
 
 }  // namespace gossamer::check

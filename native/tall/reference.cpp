@@ -2,6 +2,7 @@
 // What the kernels of tall products compute, said plainly.
 #include <algorithm>
 
+#include "grouped.hpp"
 #include "tall.hpp"
 
 namespace gossamer::reference {
@@ -28,8 +29,28 @@ void outer(const TallOuter& c, int64_t from, int64_t to, int64_t top, int64_t bo
   }
 }
 
+void product_of_rows(const float* w, int64_t rows, int64_t, const float* x, int64_t tokens, int64_t inner, float* y,
+                     int64_t y_stride) {
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t r = 0; r < rows; ++r) {
+      float sum = 0.0f;
+      for (int64_t k = 0; k < inner; ++k) sum += x[t * inner + k] * w[r * inner + k];
+      y[t * y_stride + r] = sum;
+    }
+}
+
+void back(const float* w, const float* g, int64_t tokens, int64_t outputs, int64_t inner, int64_t first, int64_t last,
+          float* dx) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    std::fill(dx + t * inner + first, dx + t * inner + last, 0.0f);
+    for (int64_t o = 0; o < outputs; ++o)
+      for (int64_t k = first; k < last; ++k) dx[t * inner + k] += g[t * outputs + o] * w[o * inner + k];
+  }
+}
+
 }  // namespace
 
 const TallKernels tall_kernels = {1, 1, 1, product, outer};
+const GroupedKernels grouped_kernels = {product_of_rows, back};
 
 }  // namespace gossamer::reference

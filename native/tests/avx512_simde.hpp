@@ -46,6 +46,44 @@ static inline Lane lane_of(const Vector& v, int i) {
   std::memcpy(lanes, &v, sizeof v);
   return lanes[i];
 }
+// As above, for the codes of keys.
+#ifndef _mm512_srai_epi32
+static inline __m512i srai_epi32_512(__m512i v, unsigned bits) {
+  return by_lane_512<__m512i, int32_t>([v, bits](int i) { return lane_of<int32_t>(v, i) >> bits; });
+}
+#define _mm512_srai_epi32(v, bits) srai_epi32_512(v, bits)
+#endif
+static inline __m512i sll_epi32_512(__m512i v, __m128i bits) {
+  return by_lane_512<__m512i, uint32_t>([v, bits](int i) { return lane_of<uint32_t>(v, i) << _mm_cvtsi128_si32(bits); });
+}
+#undef _mm512_sll_epi32
+#define _mm512_sll_epi32(v, bits) sll_epi32_512(v, bits)
+#ifndef _mm512_cvtusepi32_epi8
+static inline __m128i cvtusepi32_epi8_512(__m512i v) {
+  uint8_t out[16];
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>(lane_of<uint32_t>(v, i) < 255 ? lane_of<uint32_t>(v, i) : 255);
+  __m128i codes;
+  std::memcpy(&codes, out, sizeof codes);
+  return codes;
+}
+#define _mm512_cvtusepi32_epi8(v) cvtusepi32_epi8_512(v)
+#endif
+#ifndef _mm512_reduce_max_ps
+static inline float reduce_max_ps_512(__m512 v) {
+  float most = lane_of<float>(v, 0);
+  for (int i = 1; i < 16; ++i) most = lane_of<float>(v, i) > most ? lane_of<float>(v, i) : most;
+  return most;
+}
+#define _mm512_reduce_max_ps(v) reduce_max_ps_512(v)
+#endif
+#ifndef _mm512_reduce_add_ps
+static inline float reduce_add_ps_512(__m512 v) {
+  float sum = 0.0f;
+  for (int i = 0; i < 16; ++i) sum += lane_of<float>(v, i);
+  return sum;
+}
+#define _mm512_reduce_add_ps(v) reduce_add_ps_512(v)
+#endif
 // As above, for the transposes of attention: two fourths of a, then two of b.
 #ifndef _mm512_shuffle_f32x4
 static inline __m512 shuffle_f32x4_512(__m512 a, __m512 b, int control) {

@@ -67,12 +67,13 @@ case $(uname -m) in
     ;;
 esac
 # Families with a folder of their own: flags follow the name of the file.
-for source in native/table/*.cpp native/graph/*.cpp native/tall/*.cpp native/attention/*.cpp; do
+for source in native/table/*.cpp native/graph/*.cpp native/tall/*.cpp native/attention/*.cpp native/kv/*.cpp; do
   flags=
   case $(uname -m):$(basename "$source") in
     *:bind.cpp) continue ;;
     x86_64:avx2.cpp | amd64:avx2.cpp) flags=$avx2 ;;
     x86_64:avx512.cpp | amd64:avx512.cpp) flags=$avx512 ;;
+    x86_64:avx512vnni.cpp | amd64:avx512vnni.cpp) flags=$avx512vnni ;;
     *:avx*.cpp) continue ;;
   esac
   case $source in native/table/*) flags="$flags -ffp-contract=off" ;; esac

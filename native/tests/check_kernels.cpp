@@ -47,6 +47,7 @@ const Family families[] = {
     {check_table, fuzz_table},
     {check_graph, fuzz_graph},
     {check_attention, fuzz_attention},
+    {check_kv, fuzz_kv},
     {check_tall, fuzz_tall},
 };
 

@@ -103,6 +103,8 @@ void check_conv(Tally& tally);
 void fuzz_conv(std::mt19937& random, Tally& tally);
 void check_attention(Tally& tally);
 void fuzz_attention(std::mt19937& random, Tally& tally);
+void check_kv(Tally& tally);
+void fuzz_kv(std::mt19937& random, Tally& tally);
 void check_graph(Tally& tally);
 void fuzz_graph(std::mt19937& random, Tally& tally);
 void check_conv_net(Tally& tally);

@@ -11,7 +11,7 @@ import torch
 
 from dlmc import read_mask
 from gossamer.patterns import parse_pattern
-from gossamer.report.html import render_html
+from gossamer.report.page import render_html
 from gossamer.running.bench import BenchRow
 from support import cases, peer
 from support.contenders import agrees, run_race

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from gossamer.report.html import render_html
+from gossamer.report.page import render_html
 from support.encoder_cases import BERT, MINILM, Shape, random_encoder
 from support.encoder_page import Row, case_table, encoder_page, judge
 from support.encoder_roof import Roof, least_ms, work_of

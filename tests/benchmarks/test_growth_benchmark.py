@@ -148,6 +148,25 @@ def test_a_race_is_not_won_by_the_largest_rate(given, monkeypatch):
     assert log_of(given).best_rate("large from scratch") == 4e-3
 
 
+def test_the_lead_is_the_compute_that_scratch_takes_to_the_same_loss():
+    scratch = [(float(x), 4.0 - 0.2 * x) for x in range(11)]
+    ahead = [(float(x), 4.0 - 0.2 * min(x + 2, 10)) for x in range(11)]
+    assert growth.lead(ahead, scratch, 0.3) == (pytest.approx(3.0), pytest.approx(0.2))
+    assert growth.lead(scratch, scratch, 0.5)[1] == 0
+    assert growth.lead([(x, y - 2) for x, y in scratch], scratch, 0.9)[1] is None
+    assert growth.smooth(scratch)[1:-1] == [pytest.approx(point) for point in scratch[1:-1]]
+
+
+def test_first_weights_may_spread_by_width(given):
+    given.gain = 0.55
+    torch.manual_seed(0)
+    for width in (64, 256):
+        blocks = runs.fresh(given, (width, 2, 2), 1e-3, 0).model.blocks
+        assert blocks[0].up.weight.std().item() == pytest.approx(0.55 / width**0.5, rel=0.05)
+        wanted = 0.55 / (4 * width) ** 0.5 / 2
+        assert blocks[1].down.weight.std().item() == pytest.approx(wanted, rel=0.05)
+
+
 @pytest.mark.filterwarnings("ignore:grow. symmetry='none'")
 @pytest.mark.usefixtures("_one_rate")
 @pytest.mark.parametrize("arm", growth.ARMS)
@@ -165,12 +184,20 @@ def test_runs_with_zeros_between_copies_begin_where_the_small_model_ended(given)
     given.opened, given.steps = [0.25], 12
     log_of(given)
     data = runs.parts_of(given.text)["train"]
-    trunk = growth_zeros.small_at(given, data, 1e-3, 20, falls=False)
+    trunk = growth_zeros.model_at(given, data, given.width, 1e-3, 20, falls=False)
     batch = runs.batch_of(given, data, seed=3, number=0)
     before = runs.loss_of(trunk.model, batch).item()
-    found, seconds = growth_zeros.contenders(given, data, trunk)
-    assert [run.opened for run in found] == [None, "all", 0.25, 0.25]
-    assert seconds.keys() == {None, "all", 0.25}
+    found, seconds = growth_zeros.contenders(given, data, trunk, 1e-3)
+    assert [run.opened for run in found] == [None, "all", 0.25, 0.25, "pruned"]
+    assert seconds.keys() == {None, "all", 0.25, "pruned"}
+    pruned = found.pop()
+    wanted = growing_steps.zeros_of(found[2].state.model)
+    for share in (0.1, 0.6, 1.0):
+        pruned.go_to(share)
+        assert pruned.state.step == round(share * pruned.steps)
+        assert (pruned.control is None) == (share > 0.5)
+    assert pruned.state.model.blocks[0].up.form == "compact"
+    assert growing_steps.zeros_of(pruned.state.model) == pytest.approx(wanted, abs=0.03)
     for run in found:
         assert runs.loss_of(run.state.model, batch).item() == pytest.approx(before, rel=1e-5)
         run.go_to(0.5)

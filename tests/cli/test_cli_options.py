@@ -8,7 +8,7 @@ from gossamer.cli.main import COMMANDS, cli
 COMMON = ["--debug", "--help", "--json", "--quiet", "-q"]
 TEXT = [
     *("MODEL", "--context", "--dtype", "--head-dtype", "--max-tokens", "--seed", "--temperature"),
-    *("--special-tokens", "--threads", "--top-k", "--top-p"),
+    *("--special-tokens", "--threads", "--top-k", "--top-p", "--attention", "--kv"),
 ]
 GOLDEN = {
     "quickstart": ["--model", "--out", "--sparsity"],
@@ -55,7 +55,7 @@ GOLDEN = {
             "--pooling",
             "--port",
         ),
-        *("--precision", "--threads", "--timeout"),
+        *("--precision", "--threads", "--timeout", "--attention", "--context", "--kv"),
     ],
     "explain": ["--html", "--profile", "MODEL", "--kernel", "--precision", "--tokens"],
     "bench model": [

@@ -13,8 +13,7 @@ from gossamer.cli.models import DEMO_MODELS
 from gossamer.cli.quickstart import tiny as quickstart_tiny
 from gossamer.cli.quickstart.minilm import make_sentences
 from gossamer.cli.quickstart.output import dense_int8, int8_bytes
-from gossamer.runs.calibration import agreement
-from gossamer.runs.calibration.quality import average_ranks
+from gossamer.runs.calibration import agreement, average_ranks
 from gossamer.zoo import MLP
 
 PACKAGE = DEMO_MODELS["minilm"].package

@@ -23,7 +23,7 @@ from loop_tools import arguments, artifact_bytes, write_recipe
 import gossamer.runs.verbs  # noqa: F401  (once, before the forks)
 from gossamer.cli.main import main
 from gossamer.io.safe_files import directories, tensors
-from gossamer.nn.surgery.compaction import fixing
+from gossamer.nn.surgery import compaction
 from gossamer.training.checkpoint import folders as checkpoint
 from gossamer.zoo import MLP
 
@@ -31,7 +31,7 @@ STEP: list[tuple[Any, str]] = [
     (MLP, "forward"),
     (torch.autograd, "backward"),
     (torch.optim.AdamW, "step"),
-    (fixing, "_convert"),
+    (compaction, "_convert"),
 ]
 DISK: list[tuple[Any, str]] = [
     (os, "fsync"),

@@ -27,7 +27,7 @@ def journal_seeds(folder: Path) -> None:
     "journal",
     journal_seeds,
     "pruning/calibration/journal.py:recall _check_key check_same_run _held _solution",
-    "training/run_files/metrics.py:read_metrics",
+    "training/run_files.py:read_metrics",
 )
 def read_journal(folder: Path) -> object:
     from gossamer.pruning.calibration.journal import DiskJournal
@@ -71,7 +71,7 @@ def cost_seeds(folder: Path) -> None:
     table.save()
 
 
-@target("cost-table", cost_seeds, "running/choice/choose.py:_read get")
+@target("cost-table", cost_seeds, "running/choice.py:_read get")
 def read_costs(folder: Path) -> object:
     from gossamer.running.choice import CostKey, CostTable
 

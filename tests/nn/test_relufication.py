@@ -20,6 +20,7 @@ from transformers import (
 import gossamer
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.relufication import (
+    Histogram,
     ShiftedReLU,
     choose_shifts,
     find_feed_forward,
@@ -27,7 +28,6 @@ from gossamer.nn.relufication import (
     relufy,
     restore_activations,
 )
-from gossamer.nn.relufication.activations import Histogram
 from gossamer.zoo import TinyEncoder
 
 MODELS = {

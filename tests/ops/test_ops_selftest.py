@@ -3,13 +3,13 @@
 
 import pytest
 
-from gossamer.ops import _native
-from gossamer.ops.kernels import available_kernels, selftest
+from gossamer.ops import _native, kernels
+from gossamer.ops.kernels import available_kernels, kernel_error
 
 
-@pytest.mark.parametrize("kernels", available_kernels())
-def test_every_kernel_set_is_within_the_bound(kernels):
-    assert 0 < selftest.kernel_error(kernels) <= 1
+@pytest.mark.parametrize("name", available_kernels())
+def test_every_kernel_set_is_within_the_bound(name):
+    assert 0 < kernel_error(name) <= 1
 
 
 @pytest.mark.parametrize("damage", ["scaled", "silent"])
@@ -25,5 +25,5 @@ def test_wrong_results_are_noticed(damage, monkeypatch):
     class Native:
         pack_panel = Wrong
 
-    monkeypatch.setattr(selftest, "_native", Native)
-    assert selftest.kernel_error("reference") > 1
+    monkeypatch.setattr(kernels, "_native", Native)
+    assert kernel_error("reference") > 1

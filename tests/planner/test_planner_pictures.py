@@ -7,7 +7,7 @@ from gossamer.planner import Costs, PipelineSpec, simulate
 from gossamer.planner.explaining import scaling_chart
 from gossamer.report.charts import WIDTH
 from gossamer.report.charts.timeline import timeline_chart
-from gossamer.report.html import render_svg
+from gossamer.report.page import render_svg
 
 
 def test_a_timeline_has_a_bar_for_every_action():

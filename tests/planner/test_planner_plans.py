@@ -16,7 +16,7 @@ from gossamer.planner.planning import plan_workload
 from gossamer.planner.states import STATES, find_state
 from gossamer.planner.step_time import exposed, interpolate, reduce_seconds
 from gossamer.planner.workload import RankGrid, StepSpec
-from gossamer.report.html import render_html
+from gossamer.report.page import render_html
 
 DENSE = "dense, mixed precision"
 SMALL = gpt_shape(GPTSizes(4, 64, 2, vocabulary=256, tokens=32), "small")

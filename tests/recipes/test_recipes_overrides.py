@@ -5,7 +5,7 @@ import pytest
 
 from gossamer.errors import RecipeError
 from gossamer.recipes import load_recipe
-from gossamer.recipes.overrides import apply_overrides
+from gossamer.recipes.loader import apply_overrides
 from gossamer.recipes.yaml_lines import parse_yaml
 
 

@@ -11,7 +11,7 @@ from gossamer.report import write_html
 from gossamer.report.charts import Curve
 from gossamer.report.charts.layer_charts import curve_chart, sparsity_chart, time_chart
 from gossamer.report.charts.shapes import shorten
-from gossamer.report.html import MAX_LAYERS, render_html
+from gossamer.report.page import MAX_LAYERS, render_html
 
 LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
 

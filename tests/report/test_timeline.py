@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gossamer.report.charts.timeline import MAX_SPANS, timeline_chart
-from gossamer.report.html import render_charts
+from gossamer.report.page import render_charts
 from gossamer.training.distributed.pipeline import WorkSpan
 from gossamer.training.distributed.pipeline.stage import most_held
 

@@ -40,7 +40,7 @@ class Paced:
         self.go = threading.Semaphore(0)
         self.made, self.closed, self.running = 0, 0, 0
 
-    def generate(self, ids, options):
+    def turns(self, ids, options):
         self.running += 1
         try:
             for number in itertools.islice(itertools.count(), options.max_new_tokens):
@@ -214,7 +214,7 @@ def test_an_engine_that_fails_in_mid_text(service):
     class Failing:
         context = 100
 
-        def generate(self, ids, options):
+        def turns(self, ids, options):
             yield 65
             raise ZeroDivisionError("bad day")
 

@@ -212,7 +212,7 @@ class Dice:
     def __init__(self, vocab_size):
         self._logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(1)) * 8
 
-    def generate(self, ids, options):
+    def turns(self, ids, options):
         from gossamer.running.decoder.sampling import Sampler
 
         draw = Sampler(options.sampling)

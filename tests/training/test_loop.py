@@ -19,7 +19,7 @@ from gossamer.nn.layers import CompactWeight
 from gossamer.training.checkpoint import CheckpointStore, CheckpointWriter, Snapshot
 from gossamer.training.loop import LearningRate, Loop, LoopSettings, Surroundings
 from gossamer.training.loop.endings import TrainingDiverged, TrainingStopped
-from gossamer.training.loop.processes.recompute import recomputing
+from gossamer.training.loop.processes import recomputing
 from gossamer.training.run_files import MetricsFile, read_metrics
 from gossamer.zoo import TinyEncoder
 

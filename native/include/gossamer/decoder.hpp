@@ -12,6 +12,7 @@
 #include "gossamer/decoder_linear.hpp"
 #include "gossamer/decoder_math.hpp"
 #include "gossamer/packed_weight.hpp"
+#include "kv/kv.hpp"
 
 namespace gossamer {
 
@@ -42,7 +43,7 @@ struct DecoderNorm {
 // Angles of every position for the first 2 * pairs columns of a head.
 struct DecoderRotation {
   int64_t pairs = 0;
-  std::vector<float> cosines, sines;  // [context][pairs]
+  std::vector<float> cosines, sines;  // [positions][pairs]
 };
 
 struct DecoderLayer {
@@ -59,11 +60,12 @@ struct DecoderLayer {
 struct Decoder {
   DecoderShape shape{};
   DecoderRules rules{};
+  Isa isa = Isa::reference;
   const DecoderMath* math = nullptr;
   const PackedWeight* embedding = nullptr;  // can_read_rows
   DecoderLinear head;
   DecoderNorm final_norm;
-  std::vector<float> positions;  // empty, or [context][width], added to the embeddings
+  std::vector<float> positions;  // empty, or [positions][width], added to the embeddings
   std::vector<DecoderRotation> rotations;
   std::vector<DecoderLayer> layers;
 };
@@ -75,16 +77,17 @@ class DecoderSession {
   static constexpr int64_t kChunk = 64;
 
   // Throws std::bad_alloc.
-  explicit DecoderSession(const Decoder& decoder);
+  DecoderSession(const Decoder& decoder, const KvRules& rules);
 
   // Appends `count` tokens, which must fit the context. logits: [vocab] of the last one, or, with
   // `all`, [count][vocab]. May throw std::bad_alloc; the session is then as it was.
   void step(const int32_t* ids, int64_t count, bool all, float* logits, int num_threads);
 
   int64_t length() const { return length_; }
-  // Forgets everything behind the first `length` tokens.
-  void truncate(int64_t length) { length_ = length; }
-  size_t cache_bytes() const { return (keys_.size() + values_.size()) * sizeof(float); }
+  // Forgets everything behind the first `length` tokens. What the next one attends to must not be gone.
+  bool can_truncate(int64_t length) const { return kv_.can_truncate(length); }
+  void truncate(int64_t length);
+  size_t cache_bytes() const { return kv_.bytes(); }
 
  private:
   void embed(const int32_t* ids, int64_t count, int64_t position);
@@ -98,8 +101,9 @@ class DecoderSession {
   void feed_forward(const DecoderLayer& layer, const float* x, int64_t count, int num_threads);
 
   const Decoder& decoder_;
-  int64_t length_ = 0, padded_dim_, padded_context_;
-  BigVector<float> keys_, values_;
+  int64_t length_ = 0;
+  KvMemory kv_;
+  BigVector<float> queries_, sink_queries_;
   ExpertsRun experts_;
   BigVector<float> hidden_, normed_, qkv_, attended_, gate_up_, gated_, added_;
 };

@@ -7,21 +7,6 @@
 
 namespace gossamer {
 
-constexpr int64_t kKeyBlock = 32;     // positions side by side, so that a score is a lane
-constexpr int64_t kHeadDimUnit = 16;  // heads are padded to a multiple of it in the cache
-
-// One token and one head of keys and values, with the query heads that share it.
-struct AttendCall {
-  const float* queries;  // [group][padded_dim], scaled, zeros behind the head
-  const float* keys;     // [block][padded_dim][kKeyBlock]
-  const float* values;   // [position][padded_dim]
-  int64_t group, padded_dim, positions;
-  int64_t skipped;  // first positions that are not attended to; less than a block
-  float cap;        // of the scores, softly: cap * tanh(score / cap); 0: none
-  float* scores;    // [group][positions, to whole blocks]
-  float* out;       // [group][padded_dim]
-};
-
 // Of the feed-forward part.
 enum class DecoderActivation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu = 3 };
 
@@ -39,8 +24,6 @@ struct DecoderMath {
   void (*gate)(DecoderActivation activation, const float* gate, const float* up, int64_t n, float* y);
   // x = x * scale, then limit * tanh(x / limit) unless limit is 0
   void (*scale_and_cap)(float* x, int64_t n, float scale, float limit);
-  // out = softmax(queries keys^T) values
-  void (*attend)(const AttendCall& call);
 };
 
 namespace reference { extern const DecoderMath decoder_math; }

@@ -59,34 +59,8 @@ void scale_and_cap(float* x, int64_t n, float scale, float limit) {
   for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(capped(double(x[i]) * scale, limit));
 }
 
-void attend(const AttendCall& call) {
-  const int64_t stride = (call.positions + kKeyBlock - 1) / kKeyBlock * kKeyBlock;
-  for (int64_t g = 0; g < call.group; ++g) {
-    const float* query = call.queries + g * call.padded_dim;
-    float* scores = call.scores + g * stride;
-    double largest = -INFINITY, total = 0.0;
-    for (int64_t p = call.skipped; p < call.positions; ++p) {
-      double score = 0.0;
-      for (int64_t d = 0; d < call.padded_dim; ++d)
-        score += double(query[d]) * call.keys[(p / kKeyBlock * call.padded_dim + d) * kKeyBlock + p % kKeyBlock];
-      score = capped(score, call.cap);
-      scores[p] = static_cast<float>(score);
-      largest = std::max(largest, score);
-    }
-    for (int64_t p = call.skipped; p < call.positions; ++p) {
-      scores[p] = static_cast<float>(std::exp(scores[p] - largest));
-      total += scores[p];
-    }
-    for (int64_t d = 0; d < call.padded_dim; ++d) {
-      double sum = 0.0;
-      for (int64_t p = call.skipped; p < call.positions; ++p) sum += double(scores[p]) * call.values[p * call.padded_dim + d];
-      call.out[g * call.padded_dim + d] = static_cast<float>(sum / total);
-    }
-  }
-}
-
 }  // namespace
 
-const DecoderMath decoder_math = {rms_norm, layer_norm, add, rotate, gate, scale_and_cap, attend};
+const DecoderMath decoder_math = {rms_norm, layer_norm, add, rotate, gate, scale_and_cap};
 
 }  // namespace gossamer::reference

@@ -82,6 +82,17 @@ precision_option = option(
     default="fp32",
     help="Lowest precision that kernels may compute in.",
 )
+kv_option = option(
+    "--kv",
+    type=Choice(["fp32", "int8"]),
+    default="fp32",
+    help="What keys and values are stored in.",
+)
+attention_option = option(
+    "--attention",
+    metavar="RULES",
+    help="Which keys a token reads: sinks:4+window:1024, pages:512, mass:0.95.  [default: all]",
+)
 pooling_option = option(
     "--pooling",
     type=Choice(["mean", "cls"]),

@@ -12,7 +12,7 @@ from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page
 from gossamer.report.charts import Chart, bar_rows
-from gossamer.report.charts.plots import Plot
+from gossamer.report.charts.shapes import Plot
 from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.page import TextTable
 

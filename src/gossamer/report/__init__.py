@@ -8,9 +8,7 @@ A `Report` has a `LayerRow` per layer. A `Page` shows a `Comparison` with the de
 """
 
 from gossamer.report.comparison import Comparison, Figure
-from gossamer.report.html import write_html
-from gossamer.report.machine import describe_machine
-from gossamer.report.page import Page
+from gossamer.report.page import Page, describe_machine, write_html
 from gossamer.report.report import LayerRow, Report, format_bytes
 
 __all__ = [

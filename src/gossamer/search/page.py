@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gossamer.report import Comparison, Figure, Page, describe_machine, format_bytes
 from gossamer.report.charts import Chart, Label
-from gossamer.report.charts.plots import Plot
+from gossamer.report.charts.shapes import Plot
 from gossamer.report.page import TextTable
 from gossamer.search.candidates import is_trained_dense
 from gossamer.search.front import SearchLimits, ShrinkResult, best, trained_beside

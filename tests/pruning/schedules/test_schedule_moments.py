@@ -5,7 +5,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 
+import gossamer
 from gossamer.pruning.schedules import Window
 from gossamer.pruning.schedules.base import cosine, cubic, generator
 from gossamer.pruning.schedules.magnitude import phases
@@ -64,3 +66,13 @@ def test_random_numbers_depend_on_seed_layer_and_step_only():
     for other in [(2, "a.b", 5), (1, "a.c", 5), (1, "a.b", 6)]:
         assert not torch.equal(first, drawn(*other))
     assert 0 <= generator(2**62, "x" * 1000, 10**9).initial_seed() < 2**63
+
+
+def test_random_scores_are_positive_and_finite_so_that_every_weight_can_be_kept():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"kind": "random", "sparsity": 0.5, "seed": 3}
+    control = gossamer.attach(model, settings, optimizer, total_steps=1)
+    for layer, scores in zip(model, control._schedule.random_scores(0), strict=True):
+        assert scores.shape == layer.weight.shape
+        assert bool((scores.isfinite() & (scores > 0) & (scores <= 1 + 1e-12)).all())

@@ -15,11 +15,9 @@ from gossamer.training.recovery.distillation import (
     DistillationObjective,
     Teacher,
     Terms,
-    check_apart,
-)
-from gossamer.training.recovery.distillation.objective import (
     block_names,
     captured,
+    check_apart,
     cosine_term,
     hidden_term,
     logits_of,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
-from gossamer.training.recovery.distillation.objective import (
+from gossamer.training.recovery.distillation import (
     cosine_term,
     hidden_term,
     logits_term,

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer run score`: rows of a click log to chances of a click."""
 
-import os
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,12 +95,7 @@ def _written(target: Path | None, out: Output) -> Iterator[TextIO | None]:
     if target is None:
         yield None if out.json else sys.stdout
         return
-    part = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        with part.open("x", encoding="ascii") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    from gossamer.io.safe_files.directories import whole_file
+
+    with whole_file(target, "x", "ascii") as file:
+        yield file

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gossamer run serve`: a model behind HTTP."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from click import FloatRange, IntRange, argument, option
 
 from gossamer import settings
-from gossamer.cli.options import POSITIVE, pooling_option, precision_option, threads_option
+from gossamer.cli.options import (
+    POSITIVE,
+    attention_option,
+    kv_option,
+    pooling_option,
+    precision_option,
+    threads_option,
+)
 from gossamer.cli.shell import Output, gossamer_command
 from gossamer.errors import ResourceError
-
-if TYPE_CHECKING:
-    from gossamer.running.text import Pooling
 
 _EXAMPLES = """
 gossamer run serve pruned/
 gossamer run serve minilm --port 9000 --precision int8 --threads 2
 gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
+gossamer run serve demo:smollm2 --context 8192 --kv int8 --attention mass:0.9+pages:1024
 """
 
 
@@ -65,6 +70,9 @@ gossamer run serve demo:smollm2 --max-queue 32 --timeout 120
     help="What clients must send.  [default: GOSSAMER_API_KEY, which others cannot see in ps]",
 )
 @precision_option
+@kv_option
+@attention_option
+@option("--context", type=POSITIVE, help="Most tokens of prompt and answer, of a text model.")
 @pooling_option
 @threads_option
 def serve(
@@ -75,8 +83,6 @@ def serve(
     port: int,
     allow_hosts: tuple[str, ...],
     api_key: str | None,
-    precision: str,
-    pooling: "Pooling",
     **asked: Any,
 ) -> None:
     """Answer /embed, /classify, /v1/embeddings, /v1/completions, /v1/chat/completions or /v1/score.
@@ -95,9 +101,12 @@ def serve(
             )
 
     from gossamer.cli.models import load_source
+    from gossamer.patterns.attention.key_rules import parse_key_rules
     from gossamer.running.server import Access, Limits, build_app, make_service, run_server
     from gossamer.running.server.lifecycle import is_loopback, open_socket, url_of
 
+    keys = parse_key_rules(asked.pop("attention"), asked.pop("kv"))
+    served = {name: asked.pop(name) for name in ("precision", "pooling", "context")}
     limits = Limits(**asked)
     key = settings.api_key() if api_key is None else api_key
     # Behind an address of the network stand names that nobody here knows.
@@ -108,9 +117,7 @@ def serve(
         with out.stage("loading"):
             source = load_source(model, say=out.note)
         with out.stage("choosing kernels"):
-            service = make_service(
-                source.model, source.beside, source.name, precision=precision, pooling=pooling
-            )
+            service = make_service(source.model, source.beside, source.name, keys=keys, **served)
         if key is None and not is_loopback(host):
             out.note(
                 f"warning: {host} can be reached from other machines, and no key is asked for:"

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from click import Choice, FloatRange, argument, option
 
-from gossamer.cli.options import POSITIVE, Fraction, special_tokens_option, threads_option
+from gossamer.cli.options import (
+    POSITIVE,
+    Fraction,
+    attention_option,
+    kv_option,
+    special_tokens_option,
+    threads_option,
+)
 from gossamer.cli.shell import Output, Verbatim, gossamer_command
 
 if TYPE_CHECKING:
@@ -17,6 +24,7 @@ _COMPLETE = """
 gossamer run complete demo:smollm2 --prompt "The capital of France is"
 gossamer run complete pruned/ --prompt "Once" --dtype int4 --max-tokens 40
 gossamer run complete pruned/ --prompt "Once" --temperature 0.8 --top-p 0.9 --seed 3
+gossamer run complete pruned/ --prompt "Once" --context 8192 --kv int8 --attention pages:1024
 """
 _CHAT = """
 gossamer run chat demo:smollm2
@@ -40,6 +48,8 @@ def _options(command: Any) -> Any:
                 type=_DTYPES,
                 help="The same for embeddings and head.  [default: --dtype, at least int8]",
             ),
+            kv_option,
+            attention_option,
             option("--context", type=POSITIVE, help="Most tokens of prompt and answer."),
             option("--max-tokens", type=POSITIVE, default=200, help="Of an answer."),
             option(
@@ -97,9 +107,11 @@ def chat(out: Output, /, system: str | None, **settings: Any) -> None:
 
 def _open(out: Output, settings: dict[str, Any]) -> "TextModel":
     from gossamer.cli.run.text_model import open_model
+    from gossamer.patterns.attention.key_rules import parse_key_rules
 
+    keys = parse_key_rules(settings.pop("attention"), settings.pop("kv"))
     with out.stage("loading and packing"):
-        model = open_model(say=out.note, **settings)
+        model = open_model(say=out.note, keys=keys, **settings)
     out.note(model.summary)
     return model
 

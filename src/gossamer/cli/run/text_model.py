@@ -9,6 +9,7 @@ from typing import Any
 from gossamer.cli.models import load_source
 from gossamer.errors import ArtifactError
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
+from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.decoder import GenerationOptions, NativeGenerator, Sampling
 from gossamer.running.text import Writer, make_writer
 
@@ -32,7 +33,9 @@ class TextModel:
         return (
             f"{size.kept / size.weights:.0%} of {size.weights / 1e6:.1f} M weights kept,"
             f" {size.bits_per_weight:.2f} bits per weight, {size.bytes_per_token / 1e6:.1f} MB read"
-            f" per token, kernels {', '.join(engine.engine.kernels)}"
+            f" per token, {engine.engine.key_bytes / 1e6:.1f} MB of keys and values"
+            f" ({engine.engine.keys.dtype}, attention {engine.engine.keys}),"
+            f" kernels {', '.join(engine.engine.kernels)}"
         )
 
     @property
@@ -54,6 +57,9 @@ class TextModel:
             "bits_per_weight": size.bits_per_weight,
             "bytes_per_token": size.bytes_per_token,
             "resident_bytes": size.resident_bytes,
+            "key_bytes": engine.engine.key_bytes,
+            "keys": engine.engine.keys.dtype,
+            "attention": str(engine.engine.keys),
             "kernels": engine.engine.kernels,
             **self.last,
         }
@@ -84,6 +90,7 @@ def open_model(
     dtype: str,
     head_dtype: str | None,
     context: int | None,
+    keys: KeyRules,
     max_tokens: int,
     special_tokens: bool,
     say: Callable[[str], None],
@@ -98,6 +105,11 @@ def open_model(
             f" {TOKENIZER_FILE} and tokenizer_config.json there."
         )
     writer = make_writer(
-        source.model, source.beside, precision=dtype, head_dtype=head_dtype, context=context
+        source.model,
+        source.beside,
+        precision=dtype,
+        head_dtype=head_dtype,
+        context=context,
+        keys=keys,
     )
     return TextModel(writer, GenerationOptions(max_tokens, drawn, writer.ends), special_tokens)

@@ -5,8 +5,6 @@ Legend: N texts, D features.
 """
 
 import json
-import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 
 from gossamer.errors import InputError
+from gossamer.io.safe_files.directories import whole_file
 
 SUFFIXES = (".npy", ".jsonl")
 WriteVectors = Callable[[Sequence[str], torch.Tensor], None]
@@ -34,15 +33,8 @@ def open_vectors(path: Path, count: int) -> Iterator[WriteVectors]:
         count: vectors of all calls together.
     """
     check_suffix(path)
-    part = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        with part.open("xb") as file:
-            yield partial(_add_rows if path.suffix == ".npy" else _add_lines, file, count)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        yield partial(_add_rows if path.suffix == ".npy" else _add_lines, file, count)
 
 
 def check_suffix(path: Path) -> None:

@@ -3,9 +3,9 @@
 
 A grid has one scale for `span` neighbouring columns of a row. Scales are bfloat16, so that
 code x scale is exact in float32. Rounding makes the largest weight of a span the largest code;
-solvers that round as they go (`pruning/solvers/grid.py`) may leave it at a smaller one of int4.
-Kernels that quantise such a weight again (`ops/linear/int8.py`, `ops/linear/few_int.py`) find the
-same weights. int4 of weights without a mask may have offsets besides (`offset_grid.py`).
+solvers that round as they go (`pruning/solvers/sparsegpt.py`) may leave it at a smaller one of
+int4. Kernels that quantise such a weight again (`ops/linear/int8.py`, `ops/linear/few_int.py`) find
+the same weights. int4 of weights without a mask may have offsets besides (`offset_grid.py`).
 
 Legend: R rows, K columns, G spans of a row.
 """

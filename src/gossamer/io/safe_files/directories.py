@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from gossamer.errors import ArtifactError, ResourceError
 
@@ -24,6 +25,7 @@ __all__ = [
     "find_directory",
     "replace_directory",
     "sync_directory",
+    "whole_file",
     "write_whole",
 ]
 
@@ -78,17 +80,29 @@ def replace_directory(
         raise _explain(error, target, needed_bytes) from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file so that it is complete or absent, whenever the process is killed."""
-    unfinished = path.with_name(f"{path.name}.tmp")
+@contextmanager
+def whole_file(path: Path, mode: str = "xb", encoding: str | None = None) -> Iterator[Any]:
+    """A file to write: it appears whole when the block ends without error, or not at all.
+
+    What was there before stays until then, whenever the process is killed.
+    """
+    unfinished = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
-        with unfinished.open("wb") as file:
-            file.write(content)
+        with unfinished.open(mode, encoding=encoding) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError as error:
+    finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a small file so that it is complete or absent."""
+    try:
+        with whole_file(path) as file:
+            file.write(content)
+    except OSError as error:
         raise ResourceError(f"{path}: could not be written ({error.strerror}).") from error
 
 

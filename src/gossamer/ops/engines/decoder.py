@@ -16,6 +16,7 @@ from gossamer.ops.kernels import active_kernels
 from gossamer.ops.linear import PackedWeight
 from gossamer.ops.packed import float_array, optional_array
 from gossamer.out_of_memory import names_memory
+from gossamer.patterns.attention.key_rules import KEY_TYPES, KeyRules
 
 if TYPE_CHECKING:
     from gossamer.ops.engines.decoder_experts import DecoderExperts
@@ -28,6 +29,7 @@ __all__ = [
     "NativeDecoder",
     "NativeSession",
     "PackedLayer",
+    "key_bytes",
 ]
 
 
@@ -175,7 +177,8 @@ class NativeDecoder:
         blocks: the layers.
         final_norm: [width].
         head: [V, width]; may be the embedding.
-        rotations: (cosines, sines), each [context, rotated pairs of a head].
+        rotations: (cosines, sines), each [positions, rotated pairs of a head]; fewer positions than
+            the context where sessions have a window that is not longer.
         positions: [context, width], added to the embeddings; or None.
         rules: what holds for all layers; None: those of Llama.
     """
@@ -222,13 +225,41 @@ class NativeDecoder:
             ) from error
 
 
-class NativeSession:
-    """Keys and values of one sequence, for the whole context of its decoder."""
+def key_bytes(layers: int, kv_heads: int, head_dim: int, context: int, rules: KeyRules) -> int:
+    """Bytes of keys and values of a sequence that is as long as the context."""
+    return _native.decoder_cache_bytes(
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=context,
+        type=KEY_TYPES.index(rules.dtype),
+        sinks=rules.sinks,
+        window=rules.window,
+        chosen=rules.pages,
+    )
 
-    def __init__(self, decoder: NativeDecoder) -> None:
+
+class NativeSession:
+    """Keys and values of one sequence.
+
+    Args:
+        decoder: what runs it.
+        rules: which keys a token attends to, and what they are stored in; None: all, fp32.
+    """
+
+    def __init__(self, decoder: NativeDecoder, rules: KeyRules | None = None) -> None:
         self._shape = decoder.shape
+        rules = rules or KeyRules()
         try:
-            self._native = _native.DecoderSession(decoder._native)
+            self._native = _native.make_session(
+                decoder._native,
+                type=KEY_TYPES.index(rules.dtype),
+                sinks=rules.sinks,
+                window=rules.window,
+                chosen=rules.pages,
+                whole_layers=rules.whole,
+                mass=rules.mass,
+            )
         except ResourceError as error:
             raise ResourceError(
                 f"decoder: out of memory for keys and values of {decoder.shape.context} tokens. Use"
@@ -268,10 +299,19 @@ class NativeSession:
                 f" context is {self._shape.context}. Shorten the prompt, or build the engine with a"
                 " larger context."
             )
+        if not self.can_truncate(self.length):
+            raise ResourceError(
+                "decoder: an earlier step ran out of memory and wrote over keys of the window."
+                " Begin a new session."
+            )
         rows = len(ids) if every else 1
         logits = torch.empty(rows, self._shape.vocab, dtype=torch.float32, device="cpu")
         self._native.step(ids, every, logits.numpy())
         return logits
+
+    def can_truncate(self, length: int) -> bool:
+        """Whether all that the token behind the first `length` attends to is still held."""
+        return self._native.can_truncate(length)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

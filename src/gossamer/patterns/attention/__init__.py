@@ -6,6 +6,8 @@
 a pattern says about single tokens stays exact, as blocks that are kept in part carry a mask.
 `to_block_mask` and `from_block_mask` translate to and from torch's FlexAttention; `draw_blocks` is
 the picture.
+
+`key_rules` is a room of its own: which keys a decoder reads while it writes.
 """
 
 from typing import TYPE_CHECKING

@@ -7,7 +7,6 @@ window:256; strided:128                    heads in two groups, one pattern each
 """
 
 import dataclasses
-import difflib
 import functools
 import re
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from gossamer.errors import PatternError
 from gossamer.patterns.attention.block_list import BLOCK, WHOLE, Bits, BlockList, Ints, check_size
+from gossamer.patterns.attention.nearest import nearest
 from gossamer.patterns.attention.terms import TERMS, AttentionTerm, BigBirdTerm, Span
 
 LEGAL_ATTENTION = (
@@ -198,11 +198,6 @@ def _fault(text: str, place: int, what: str) -> PatternError:
     )
 
 
-def _nearest(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f"did you mean '{close[0]}'?" if close else f"expected one of {', '.join(names)}."
-
-
 def _term(text: str, piece: str, start: int) -> AttentionTerm:
     start += len(piece) - len(piece.lstrip())
     piece = piece.strip()
@@ -210,7 +205,7 @@ def _term(text: str, piece: str, start: int) -> AttentionTerm:
         raise _fault(text, start, "a term is missing.")
     name, _, rest = piece.partition(":")
     if name not in TERMS:
-        raise _fault(text, start, f"no pattern is called '{name}'; {_nearest(name, list(TERMS))}")
+        raise _fault(text, start, f"no pattern is called '{name}'; {nearest(name, list(TERMS))}")
     term = TERMS[name]
     declared = dataclasses.fields(term)  # type: ignore[arg-type]  # every term is a dataclass
     fields = [field.name.rstrip("_") for field in declared]
@@ -222,7 +217,7 @@ def _term(text: str, piece: str, start: int) -> AttentionTerm:
             key, value = fields[0], key
         key, value = key.strip(), value.strip()
         if key not in fields:
-            takes = _nearest(key, fields) if fields else f"'{name}' takes no numbers."
+            takes = nearest(key, fields) if fields else f"'{name}' takes no numbers."
             raise _fault(text, at, f"'{name}' has no '{key}'; {takes}")
         if not re.fullmatch("[0-9]{1,9}", value):
             raise _fault(text, at, f"'{key}' of '{name}' must be a whole number, got '{value}'.")

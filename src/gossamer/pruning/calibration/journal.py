@@ -8,21 +8,19 @@ run was (model, data, recipe) stands in `journal.json`; another run does not tak
 import copy
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.formats.bits import check_bits, pack_bits, unpack_bits
+from gossamer.io.safe_files.directories import whole_file, write_whole
 from gossamer.io.safe_files.documents import read_object
-from gossamer.io.safe_files.tensors import read_header, read_tensors
+from gossamer.io.safe_files.tensors import read_header, read_tensors, write_tensors
 from gossamer.named_files import open_inside, size_of
 from gossamer.nn.batch import Batch
 from gossamer.pruning.calibration.calibrated import Journal
@@ -77,7 +75,6 @@ class DiskJournal(Journal):
     def note(self, name: str, solution: LayerSolution) -> None:
         """Write one file, on disk when this returns."""
         path = self._path(name)
-        temporary = path.with_suffix(".tmp")
         mask_RK = solution.mask_RK
         tensors = {
             "values": solution.weight_RK[mask_RK],
@@ -86,12 +83,9 @@ class DiskJournal(Journal):
             "notes": torch.tensor(list("\n".join(solution.notes).encode()), dtype=torch.uint8),
         }
         try:
-            save_file(tensors, temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
+            with whole_file(path) as file:
+                write_tensors(file.write, tensors)
+        except OSError as error:
             raise _no_room(path, error) from error
 
     def of_stage(self, number: int) -> "DiskJournal":
@@ -102,7 +96,7 @@ class DiskJournal(Journal):
 
     def remove(self) -> None:
         """Forget everything: the run is complete."""
-        for path in [*self.folder.glob("*.safetensors"), *self.folder.glob("*.tmp")]:
+        for path in [*self.folder.glob("*.safetensors"), *self.folder.glob("*.tmp*")]:
             path.unlink()
         (self.folder / KEY_FILE).unlink(missing_ok=True)
         self.folder.rmdir()
@@ -114,9 +108,7 @@ class DiskJournal(Journal):
     def _check_key(self, key: dict[str, str]) -> None:
         path = self.folder / KEY_FILE
         if not path.exists():
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(key, indent=1))
-            temporary.replace(path)
+            write_whole(path, json.dumps(key, indent=1).encode())
             return
         try:
             old = read_object(self.folder, KEY_FILE)

@@ -10,7 +10,7 @@ block.
 Joint quantisation rounds to the levels that integer kernels store weights on. 8 bits: one scale per
 row. 4 bits: one scale for every 64 columns of a row, taken when the pass reaches them, from weights
 that carry all corrections so far. Scales are bf16. Both are symmetric, so zero is exact; files
-(`formats/grid.py`) and kernels (`ops/linear/few_int.py`) find the levels again.
+(`formats/grid/`) and kernels (`ops/linear/few_int.py`) find the levels again.
 
 Legend: R rows, K columns, B columns of a lazy block, or of one group of levels.
 """

@@ -5,8 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from gossamer.report.charts.plots import Plot
-from gossamer.report.charts.shapes import WIDTH, Bar, Chart, Curve, Label, shorten
+from gossamer.report.charts.shapes import WIDTH, Bar, Chart, Curve, Label, Plot, shorten
 from gossamer.running.layers import LayerTime, LayerTimes, Row
 
 __all__ = [

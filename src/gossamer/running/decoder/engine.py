@@ -13,8 +13,15 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.ops.engines.decoder import DecoderBlock, NativeDecoder, NativeSession, PackedLayer
+from gossamer.ops.engines.decoder import (
+    DecoderBlock,
+    NativeDecoder,
+    NativeSession,
+    PackedLayer,
+    key_bytes,
+)
 from gossamer.ops.linear import few
+from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.decoder.features import DecoderFeatures
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.decoder.weights import WeightPacker, joined
@@ -73,6 +80,8 @@ class DecoderEngine:
         head_dtype: the same for embeddings and head; None = `dtype`, but not below int8.
         context: the most tokens of a sequence; None = what the model was made for.
         scale_group: kept int4 values that share a scale.
+        keys: which keys a token attends to and what they are stored in; None = all, in fp32. With a
+            window, the context may be longer than the model's positions.
         prompt_copy: for fp32 and bf16: hold pruned layers a second time in the layout that is
             faster for prompts.
     """
@@ -86,13 +95,15 @@ class DecoderEngine:
         context: int | None = None,
         scale_group: int = 32,
         prompt_copy: bool = True,
+        keys: KeyRules | None = None,
     ) -> None:
         for name in (dtype, dtype if head_dtype is None else head_dtype):
             if name not in few.DTYPES:
                 raise InputError(
                     f"decoder: dtype must be one of {', '.join(few.DTYPES)}, got {name!r}."
                 )
-        features = DecoderFeatures(model, context)
+        self.keys = keys or KeyRules()
+        features = DecoderFeatures(model, context, self.keys.reach)
         self.shape = features.shape
         self.dtype = dtype
         self.head_dtype = head_dtype or ("int8" if dtype == "int4" else dtype)
@@ -115,6 +126,7 @@ class DecoderEngine:
             features.positions,
             features.rules,
         )
+        self._layers = len(blocks)
         linears = [linear for block in blocks for linear in block.linears]
         tables = [table] if head is table else [table, head]
         # Every product of a token, in the order in which it runs.
@@ -135,12 +147,18 @@ class DecoderEngine:
         return self._rows
 
     def session(self) -> "Session":
-        """A new sequence: memory for keys and values of the whole context."""
-        return Session(self._native)
+        """A new sequence: memory for keys and values of the whole context, or of a window."""
+        return Session(self._native, self.keys)
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of keys and values of a session."""
+        shape = self.shape
+        return key_bytes(self._layers, shape.kv_heads, shape.head_dim, shape.context, self.keys)
 
     def logits(self, ids: TokenIds) -> torch.Tensor:
         """Logits [T, V] behind every token of a text."""
-        return NativeSession(self._native).step(_checked(ids), every=True)
+        return NativeSession(self._native, self.keys).step(_checked(ids), every=True)
 
     def stream(
         self,
@@ -189,8 +207,8 @@ class DecoderEngine:
 class Session:
     """One sequence: the tokens that were run, with their keys and values. One thread at a time."""
 
-    def __init__(self, decoder: NativeDecoder) -> None:
-        self._native = NativeSession(decoder)
+    def __init__(self, decoder: NativeDecoder, keys: KeyRules) -> None:
+        self._native = NativeSession(decoder, keys)
         self._ids: list[int] = []
 
     @property
@@ -201,21 +219,27 @@ class Session:
     def prompt(self, ids: TokenIds) -> torch.Tensor:
         """Logits [V] behind `ids`; what the session holds of their beginning is not run again."""
         wanted = _checked(ids)
-        same = 0
-        # The last token is run in any case: its logits are not held.
-        for old, new in zip(self._ids, wanted[:-1].tolist(), strict=False):
-            if old != new:
-                break
-            same += 1
         if len(wanted) > self._native.context:
             raise InputError(
                 f"decoder: the prompt has {len(wanted)} tokens, the context is"
                 f" {self._native.context}. Shorten the prompt, or build the engine with a larger"
                 " context."
             )
+        same = self.shared(wanted.tolist())
         self._native.truncate(same)
         del self._ids[same:]
         return self._run(wanted[same:])
+
+    def shared(self, ids: TokenIds) -> int:
+        """Tokens at the beginning of `ids` that need not be run again."""
+        same = 0
+        # The last token is run in any case: its logits are not held.
+        for old, new in zip(self._ids, list(ids)[:-1], strict=False):
+            if old != new:
+                break
+            same += 1
+        # What stood before a window may be gone.
+        return same if self._native.can_truncate(same) else 0
 
     def append(self, token: int) -> torch.Tensor:
         """Logits [V] behind one more token."""

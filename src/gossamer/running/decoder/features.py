@@ -59,10 +59,12 @@ class DecoderFeatures:
     Args:
         model: the transformers model; InputError names what the native decoder does not compute.
         context: the most tokens of a sequence; None = what the model was made for.
+        reach: tokens that a session holds at a time, which then is what the model must have
+            positions for; 0 = the whole context.
     """
 
-    def __init__(self, model: nn.Module, context: int | None) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, context: int | None, reach: int = 0) -> None:
+        self.model, self._reach = model, reach
         kind = type(model).__name__
         self._config: Any = getattr(model, "config", None)
         if self._config is None or kind not in FACTS:
@@ -146,11 +148,13 @@ class DecoderFeatures:
         config = self._config
         most = num_positions(config)
         context = most if context is None else context
-        if not 1 <= context <= most:
+        if context < 1 or min(context, self._reach or context) > most:
             raise InputError(
                 f"decoder: context must be between 1 and the {most} positions of this model, got"
-                f" {context}."
+                f" {context}. A text may be longer if tokens attend to sinks and a window that fit"
+                f" into them, such as 'sinks:4+window:{max(most - 4, 1)}'."
             )
+        self._turned = min(context, most)
         width, heads = config.hidden_size, config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None)
@@ -241,7 +245,7 @@ class DecoderFeatures:
                 f" {self.shape.head_dim}. The configuration of this model and its weights do not"
                 " agree."
             )
-        angles = torch.outer(torch.arange(self.shape.context, dtype=torch.float32), frequencies)
+        angles = torch.outer(torch.arange(self._turned, dtype=torch.float32), frequencies)
         return angles.cos() * scale, angles.sin() * scale
 
     def _positions(self) -> torch.Tensor | None:

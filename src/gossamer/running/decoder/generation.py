@@ -11,6 +11,7 @@ from torch import nn
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.families.text import DECODER_HEADS, is_decoder, num_positions
 from gossamer.ops.fallback import report_fallback
+from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.decoder.engine import DecoderEngine, Session
 from gossamer.running.decoder.sampling import Sampler, Sampling
 from gossamer.running.layers import compile as compile_model
@@ -18,6 +19,10 @@ from gossamer.running.layers import compile as compile_model
 # Keys and values of a session are held for all of it.
 _NATIVE_CONTEXT = 2048
 _MAX_FREE_SESSIONS = 4
+# Tokens of a prompt that run before other texts have a turn.
+_PROMPT_PART = 256
+# A text that shares so many tokens with one that is done goes on with its keys.
+_WORTH_SHARING = 16
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,9 @@ class TokenGenerator(Protocol):
     def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
         """New tokens behind `ids`; work is done when the next one is asked for."""
 
+    def turns(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int | None]:
+        """The same in smaller pieces of work: None where a part of the prompt was run."""
+
 
 def make_generator(
     model: nn.Module,
@@ -52,6 +60,7 @@ def make_generator(
     *,
     head_dtype: str | None = None,
     context: int | None = None,
+    keys: KeyRules | None = None,
 ) -> TokenGenerator:
     """The engine for `model`: the one place where it is chosen.
 
@@ -65,6 +74,8 @@ def make_generator(
             not below int8.
         context: the most tokens of a text; None: what the model can read, of the native decoder at
             most 2048, since keys and values of all of it are held.
+        keys: which keys a token attends to and what they are stored in; None: all, in fp32. Only
+            the native decoder has others, so InputError where it cannot run.
     """
     if not is_decoder(model):
         raise InputError(
@@ -72,16 +83,21 @@ def make_generator(
             f" {' or '.join(DECODER_HEADS)}."
         )
     most = num_positions(model.config)
-    if context is not None and not 1 <= context <= most:
+    is_bounded = keys is not None and 0 < keys.reach <= most
+    if context is not None and not 1 <= context <= (context if is_bounded else most):
         raise InputError(
             f"context must be between 1 and the {most} positions of this model, got {context}."
         )
     try:
         native = min(most, _NATIVE_CONTEXT) if context is None else context
         return NativeGenerator(
-            DecoderEngine(model, precision, head_dtype=head_dtype, context=native)
+            DecoderEngine(model, precision, head_dtype=head_dtype, context=native, keys=keys)
         )
     except (InputError, TargetError) as reason:
+        if keys is not None and keys != KeyRules():
+            raise InputError(
+                f"attention '{keys}' with keys in {keys.dtype} needs the native decoder: {reason}"
+            ) from reason
         report_fallback(type(model).__name__, f"generates layer by layer: {reason}")
         fast = compile_model(
             model,
@@ -102,15 +118,35 @@ class NativeGenerator:
 
     def generate(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int]:
         """New tokens behind `ids`, at most up to the end of the context."""
+        return (token for token in self.turns(ids, options) if token is not None)
+
+    def turns(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int | None]:
+        """The same; None after each part of a long prompt."""
         room = min(options.max_new_tokens, self.context - len(ids))
         if room <= 0:
             return
-        session = self._free.pop() if self._free else self.engine.session()
+        session = self._take(ids)
         try:
+            done = session.shared(ids) + _PROMPT_PART
+            while done < len(ids):
+                session.prompt(ids[:done])
+                yield None
+                done += _PROMPT_PART
             yield from self.engine.stream(ids, room, options.sampling, options.stop, session)
         finally:
             if len(self._free) < _MAX_FREE_SESSIONS:
                 self._free.append(session)
+
+    def _take(self, ids: Sequence[int]) -> Session:
+        """The free session that shares the longest prefix; a new one while they are few."""
+        best = max(self._free, key=lambda session: session.shared(ids), default=None)
+        if best is None or (
+            best.shared(ids) < min(_WORTH_SHARING, len(ids) - 1)
+            and len(self._free) < _MAX_FREE_SESSIONS
+        ):
+            return self.engine.session()
+        self._free.remove(best)
+        return best
 
 
 @dataclass(frozen=True)
@@ -141,3 +177,7 @@ class TransformersGenerator:
                 return
             yield token
             pending = [token]
+
+    def turns(self, ids: Sequence[int], options: GenerationOptions) -> Iterator[int | None]:
+        """The same: a prompt is one piece."""
+        return self.generate(ids, options)

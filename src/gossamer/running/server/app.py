@@ -13,7 +13,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from torch import nn
 
+from gossamer.errors import InputError
 from gossamer.nn.families.text import is_decoder
+from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.clicks import ClickScorer
 from gossamer.running.layers import compile as compile_model
 from gossamer.running.server.access import Access, Guard
@@ -55,6 +57,8 @@ def make_service(
     *,
     precision: str = "fp32",
     pooling: Pooling = "mean",
+    context: int | None = None,
+    keys: KeyRules | None = None,
 ) -> Service:
     """Compile `model` in place and say what it serves.
 
@@ -64,14 +68,23 @@ def make_service(
         name: what clients call it.
         precision: the lowest one that kernels may compute in.
         pooling: of embeddings.
+        context: the most tokens of a text that is written; None: as the engine chooses.
+        keys: which keys a token of such a text attends to, and what they are stored in.
     """
+    writes = is_decoder(model)
+    if not writes and (context is not None or (keys is not None and keys != KeyRules())):
+        raise InputError(
+            f"{name}: a context, an attention and a type of keys are for models that write text,"
+            f" and {type(model).__name__} is none."
+        )
     if ClickScorer.fits(beside):
         # Before kernels are chosen: a vocabulary of another run is refused at once.
         ClickScorer(model, beside, name)
         fast = compile_model(model, tokens=_SCORED_ROWS, inplace=True, precision=precision)
         return Service(name, scorer=ClickScorer(fast, beside, name))
-    if is_decoder(model):
-        return Service(name, writer=make_writer(model, beside, precision=precision))
+    if writes:
+        writer = make_writer(model, beside, precision=precision, context=context, keys=keys)
+        return Service(name, writer=writer)
     fast = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
     classifier = Classifier(fast, beside) if Classifier.fits(fast) else None
     return Service(name, Embedder(fast, beside, pooling=pooling), classifier)

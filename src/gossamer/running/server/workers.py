@@ -3,8 +3,8 @@
 
 A `Batcher` runs the texts of requests that wait in one call: while one batch runs, the next one
 gathers. Nothing waits for company: an idle server runs a lone request at once. A `TurnTaker`
-generates several texts at the same time, one token of each in turn. A text whose client reads
-slowly waits while the others go on; its tokens fill a bounded buffer.
+generates several texts at the same time, one token or one part of a prompt of each in turn. A text
+whose client reads slowly waits while the others go on; its tokens fill a bounded buffer.
 """
 
 import asyncio
@@ -180,7 +180,7 @@ class TokenStream:
     Everything is guarded by the worker's lock, which is never held while the model runs.
     """
 
-    def __init__(self, tokens: Iterator[int], changed: threading.Condition) -> None:
+    def __init__(self, tokens: Iterator[int | None], changed: threading.Condition) -> None:
         self.tokens = tokens
         self.buffer: deque[int] = deque()
         self.full_since: float | None = None
@@ -237,7 +237,7 @@ class TurnTaker(Worker[TokenStream]):
 
     def submit(self, ids: Sequence[int], options: GenerationOptions) -> TokenStream:
         """Queue a prompt, from the event loop; QueueFull if too many wait."""
-        return self._enqueue(TokenStream(self._generator.generate(ids, options), self._changed))
+        return self._enqueue(TokenStream(self._generator.turns(ids, options), self._changed))
 
     def _work(self) -> None:
         while ready := self._ready():
@@ -272,13 +272,17 @@ class TurnTaker(Worker[TokenStream]):
         return True
 
     def _advance(self, stream: TokenStream) -> None:
-        token, error = None, None
+        token, error, is_over = None, None, False
         try:
-            token = next(stream.tokens, None)
+            token = next(stream.tokens)
+        except StopIteration:
+            is_over = True
         except Exception as caught:
-            error = _as_failure(caught, "a text")
+            error, is_over = _as_failure(caught, "a text"), True
+        if token is None and not is_over:  # a part of the prompt
+            return
         with self._changed:
-            stream.error, stream.ended = error, token is None
+            stream.error, stream.ended = error, is_over
             if token is not None:
                 self._metrics.generated_tokens.inc()
                 stream.buffer.append(token)

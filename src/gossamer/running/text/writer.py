@@ -12,6 +12,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer import guarded
+from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.decoder import GenerationOptions, TokenGenerator, make_generator
 from gossamer.running.text.chat import ChatTemplate, end_tokens, prompt_ids
 from gossamer.running.text.special_tokens import TextTokens
@@ -128,6 +129,7 @@ def make_writer(
     precision: str,
     head_dtype: str | None = None,
     context: int | None = None,
+    keys: KeyRules | None = None,
 ) -> Writer:
     """Pack or compile `model`, which is used up.
 
@@ -137,8 +139,9 @@ def make_writer(
         precision: the lowest one that kernels may store weights and compute in.
         head_dtype: the same for embeddings and head of the native decoder.
         context: the most tokens of a text, prompt included; None: as the engine chooses.
+        keys: which keys a token of the native decoder attends to, and what they are stored in.
     """
     tokens, template = TextTokens(beside, model.config), ChatTemplate(beside)
     ends = end_tokens(beside, model.config, tokens.tokenizer)
-    engine = make_generator(model, precision, head_dtype=head_dtype, context=context)
+    engine = make_generator(model, precision, head_dtype=head_dtype, context=context, keys=keys)
     return Writer(engine, tokens, template, ends)

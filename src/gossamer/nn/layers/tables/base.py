@@ -23,7 +23,7 @@ class TableLayer(nn.Module, ABC):
     """An `nn.Embedding` or `nn.EmbeddingBag` whose rows may be codes.
 
     Attributes:
-        kind: "table", its row in the table of layer kinds (`nn/layer_kinds/`).
+        kind: "table", its row in the table of layer kinds (`nn/layer_kinds.py`).
         form: "trained" or "packed".
         mode: how bags are pooled, "sum" or "mean"; None where each id gives its row.
         num_embeddings: ids that can be looked up.
