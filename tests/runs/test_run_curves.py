@@ -27,3 +27,14 @@ def test_qualities_are_drawn_over_minutes_and_losses_over_steps():
 def test_nothing_is_drawn_of_nothing():
     assert curves([]) == []
     assert curves([evaluation(5, 1.0, score=3.0)]) == []
+
+
+def test_loads_of_experts_are_curves():
+    numbers = {"moe_load": 3.0, "moe_entropy": 0.5, "moe_dropped": 0.25}
+    records = [
+        {"kind": "step", "step": step, **{name: value / step for name, value in numbers.items()}}
+        for step in (1, 2, 3)
+    ]
+    found = {curve.title: curve.points for curve in curves(records)}
+    assert found["load of the fullest expert over the mean"] == ((1, 3.0), (2, 1.5), (3, 1.0))
+    assert len(found) == 3

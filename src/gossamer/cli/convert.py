@@ -9,8 +9,10 @@ from gossamer.cli.options import PATH
 from gossamer.cli.shell import Output, gossamer_command, table
 
 COMPRESSED = "compressed-tensors"
+SENTENCES = "sentence-transformers"
 _EXAMPLES = """
 gossamer convert pruned/ plain/ --format dense
+gossamer convert small/ for-search/ --format sentence-transformers
 gossamer convert from-another-pruner/ packed/ --format packed
 gossamer convert model.safetensors packed/
 gossamer convert model.onnx packed/
@@ -24,10 +26,11 @@ gossamer convert SmolLM2-135M.Q4_1.gguf smollm2/ --format dense
 @option(
     "--format",
     "form",
-    type=Choice(["packed", "dense", COMPRESSED]),
+    type=Choice(["packed", "dense", COMPRESSED, SENTENCES]),
     default="packed",
     help="packed: kept weights only. dense: ordinary safetensors with zeros, for any tool."
-    " compressed-tensors: sparse-bitmask for its versions up to 0.14.",
+    " compressed-tensors: sparse-bitmask for its versions up to 0.14. sentence-transformers: dense,"
+    " with the folders of its modules.",
 )
 def convert(out: Output, source: str, target: Path, form: str) -> None:
     """Write the model in IN to OUT in another form; weights keep their bits.
@@ -42,6 +45,7 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     from gossamer.io import read_beside, save
     from gossamer.io.artifact import save_compressed_tensors
     from gossamer.io.artifact.destination import check_destination
+    from gossamer.io.artifact.sentence_directory import save_sentence_transformers
     from gossamer.nn.layer_kinds import sparse_layers
     from gossamer.report import format_bytes
     from gossamer.runs.sources import directory_bytes, tensor_bytes
@@ -60,6 +64,8 @@ def convert(out: Output, source: str, target: Path, form: str) -> None:
     with out.stage("writing"):
         if form == COMPRESSED:
             save_compressed_tensors(model, target, beside=beside)
+        elif form == SENTENCES:
+            save_sentence_transformers(model, target, beside=beside)
         else:
             save(model, target, format=form, beside=beside)
     before, after = tensor_bytes(path), tensor_bytes(target)

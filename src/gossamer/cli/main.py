@@ -29,6 +29,7 @@ COMMANDS = (
     "bench",
     "convert",
     "doctor",
+    "completion",
 )
 _GROUPS = ("recipe", "bench", "run")
 

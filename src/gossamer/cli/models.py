@@ -9,6 +9,7 @@ packages of the extra [demo], each at its `demo_path`.
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ __all__ = [
 
 
 DEMO_PREFIX = "demo:"
+# A model of the Hugging Face hub: owner/name.
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ZOO_PREFIX = "zoo:"
 # Big enough for sparse kernels to matter, small enough to be built at once.
 _ZOO: dict[str, Callable[[], nn.Module]] = {
@@ -107,7 +110,13 @@ def check_source(text: str, *, bare: bool = False) -> None:
     elif not _is_own(text):
         known = zoo + [DEMO_PREFIX + name for name in DEMO_MODELS]
         others = f", module:function or one of {', '.join(known)}"
-        check_path(source_path(text), text, others=others, bare=bare)
+        path = source_path(text)
+        if not path.exists() and _HUB_NAME.fullmatch(text):
+            others += (
+                ". The hub cache of this machine has no model of that name either, and nothing is"
+                f" fetched unasked: hf download {text}"
+            )
+        check_path(path, text, others=others, bare=bare)
 
 
 def load_function(text: str, say: Callable[[str], None] = lambda line: None) -> Callable[[], Any]:
@@ -125,7 +134,20 @@ def _is_own(text: str) -> bool:
 
 def source_path(text: str) -> Path:
     """Where the files of `text` are."""
-    return demo_path(text.removeprefix(DEMO_PREFIX)) if is_demo(text) else Path(text)
+    if is_demo(text):
+        return demo_path(text.removeprefix(DEMO_PREFIX))
+    path = Path(text)
+    return path if path.exists() or not _HUB_NAME.fullmatch(text) else _cached(text) or path
+
+
+def _cached(name: str) -> Path | None:
+    """The snapshot of a model in the hub cache of this machine; nothing is fetched."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def is_demo(text: str) -> bool:

@@ -95,9 +95,13 @@ attention_option = option(
 )
 pooling_option = option(
     "--pooling",
-    type=Choice(["mean", "cls"]),
-    default="mean",
-    help="Of embeddings: mean of all tokens, or the first token.",
+    type=Choice(["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]),
+    help="Of embeddings.  [default: as modules.json beside the model says, else mean]",
+)
+prompt_option = option(
+    "--prompt",
+    metavar="NAME",
+    help="Prompt of the model that is set in front of texts; '' for none.  [default: the model's]",
 )
 
 

@@ -133,7 +133,7 @@ class GraphLayer(nn.Module):
         features = self._squeezed(x, weight)
         if features is not None:
             return spmm(weight.t(), features, bias=bias)
-        return tall_linear(x, weight, bias)
+        return tall_linear(x, weight, bias, measures=self.measures)
 
     def _squeezed(
         self, x: Tensor, weight: Tensor, detour: Detour | None = None
@@ -194,7 +194,7 @@ class GraphLayer(nn.Module):
             if kept.features is not None:
                 return self._sparse_first(propagation, kept.features, weight, bias, hops, "found")
             self.choice = OrderChoice("A x kept", "features and graph are those of the call before")
-            return _weigh(lin, weight, kept.product(x, propagate), bias)
+            return self._weigh(lin, weight, kept.product(x, propagate), bias)
         needs_dx = trains and x.requires_grad
         sizes = x.shape[1], int(getattr(lin, "out_features", 0))
         if weight is None and (not sizes[1] or lin.bias is not None):
@@ -215,8 +215,16 @@ class GraphLayer(nn.Module):
                 return self._sparse_first(propagation, found, weight, bias, hops, "in every step")
         if self.choice.propagates_first:
             kept.reread(x)
-            return _weigh(lin, weight, propagate(x), bias)
-        return propagate(_weigh(lin, weight, x, None), bias)
+            return self._weigh(lin, weight, propagate(x), bias)
+        return propagate(self._weigh(lin, weight, x, None), bias)
+
+    def _weigh(
+        self, lin: nn.Module, weight: Tensor | None, x: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        if weight is not None:
+            return tall_linear(x, weight, bias, measures=self.measures)
+        y: Tensor = lin(x)
+        return y if bias is None or bias is lin.bias else y + bias
 
     def _sparse_first(
         self,
@@ -234,10 +242,3 @@ class GraphLayer(nn.Module):
         for hop in range(hops):
             y = propagation(y, bias if hop == hops - 1 else None)
         return y
-
-
-def _weigh(lin: nn.Module, weight: Tensor | None, x: Tensor, bias: Tensor | None) -> Tensor:
-    if weight is not None:
-        return tall_linear(x, weight, bias)
-    y: Tensor = lin(x)
-    return y if bias is None or bias is lin.bias else y + bias

@@ -21,6 +21,7 @@ from gossamer.io.artifact import (
 from gossamer.io.artifact.beside import BESIDE_FILES, CONFIG_FILE, beside_limit
 from gossamer.io.gguf import gguf_tokenizer_files, is_gguf, load_gguf
 from gossamer.io.huggingface import load_pretrained, pretrained_skeleton
+from gossamer.io.huggingface.sentences import read_pooling
 from gossamer.io.onnx import is_onnx, load_onnx
 from gossamer.io.pruners import AdoptedLayer, adopt_zeros, describe_foreign
 from gossamer.io.pruners.plain_checkpoint import apply_masks, fold_pruned, read_tensors_of
@@ -144,7 +145,8 @@ def read_beside(path: AnyPath) -> dict[str, bytes]:
             verified = {name: artifact.document(name) for name in listed}
             found = artifact.path
     others = [name for name in sorted(BESIDE_FILES - set(verified)) if is_inside(found, name)]
-    return verified | {name: read_inside(found, name, beside_limit(name)) for name in others}
+    files = {name: read_inside(found, name, beside_limit(name)) for name in others}
+    return verified | files | ({} if has_manifest else read_pooling(found))
 
 
 def _load_checkpoint(path: Path, model: nn.Module, max_bytes: int | None) -> nn.Module:

@@ -70,10 +70,11 @@ def rank_memory(machine: Machine, stages: Sequence[StageShape], layout: RankLayo
         # One unit at a time is gathered from its shards, with its gradient.
         copies += 2 * machine.density
     token_bytes = layout.microbatch * machine.shape.tokens * state.activation
-    buckets = layout.grid.data > 1 and work.buckets
+    buckets = layout.grid.replicas.data > 1 and work.buckets
     found = []
     for rank in range(P):
-        part, in_flight = stages[rank::P], held(layout, rank)
+        part = [stage.of_rank(layout.grid.expert) for stage in stages[rank::P]]
+        in_flight = held(layout, rank)
         prunable, others = weights_of(part)
         weights, gradients, moments = (
             (of_pruned * prunable + of_rest * others) / shard for of_pruned, of_rest in per_entry
@@ -182,8 +183,18 @@ def layouts(
     work: StepSpec,
     schedules: Sequence[ScheduleName] = DEFAULT_SCHEDULES,
     max_shard: int | None = None,
+    experts: int = 0,
 ) -> Iterator[RankLayout]:
-    """Every grid, schedule and microbatch that divides ranks and batch."""
+    """Every grid, schedule and microbatch that divides ranks and batch.
+
+    A model with experts has data and expert ranks only: `mesh` refuses the rest, too.
+    """
+    if experts:
+        for expert in (count for count in divisors(ranks) if experts % count == 0):
+            grid = RankGrid(ranks // expert, 1, 1, expert)
+            if work.batch % grid.batch_ways == 0:
+                yield from _of_grid(grid, work, schedules)
+        return
     for pipeline in divisors(ranks):
         for shard in divisors(ranks // pipeline):
             if max_shard is not None and shard > max_shard:
@@ -258,4 +269,5 @@ class Evaluator(Machine):
         """The candidate with its pipeline played instead of calculated."""
         time = found.time
         rest = time.shard + time.all_reduce + time.optimizer + time.compression + time.tables
+        rest += time.tokens
         return replace(found, simulated=self.play(found.layout).seconds + rest)

@@ -99,7 +99,7 @@ def plan_table(plan: ClusterPlan) -> tuple[tuple[str, ...], list[tuple[str, ...]
 def _cells(one: PlannedLayout) -> tuple[str, ...]:
     layout, time = one.layout, one.time
     chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
-    network = time.p2p + time.shard + time.all_reduce + time.tables
+    network = time.p2p + time.shard + time.all_reduce + time.tables + time.tokens
     parts = (time.compute, time.bubble, network, time.optimizer + time.compression)
     return (
         str(layout.grid),

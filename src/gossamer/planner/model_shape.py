@@ -30,6 +30,8 @@ class Unit:
         largest: entries of the largest prunable weight: scratch of a dense copy.
         is_block: blocks are recomputed, what comes before and after them is not.
         tied: parameters it shares with the first unit, which another stage holds once more.
+        of_experts: of `prunable`, entries of experts that ranks can share.
+        routed: numbers per token that go to experts.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Unit:
     largest: int
     is_block: bool = True
     tied: int = 0
+    of_experts: int = 0
+    routed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class ModelShape:
         tokens: of one sample.
         blocks: layers, of two units each in `gpt_shape`: recomputation counts in them.
         tables: those whose gradients are touched rows; their parameters are in `units`, too.
+        experts: of a mixture; 0: there are none.
     """
 
     name: str
@@ -61,6 +66,7 @@ class ModelShape:
     tokens: int
     blocks: int
     tables: tuple[TableShape, ...] = ()
+    experts: int = 0
 
     @property
     def prunable(self) -> int:

@@ -13,6 +13,7 @@ from torch import nn
 from gossamer.errors import InputError
 from gossamer.io.huggingface import config_of, example_inputs
 from gossamer.io.loading import load_skeleton
+from gossamer.planner.mixture_shape import MIXTURE_SHAPES, MixtureModelSizes, mixture_shape
 from gossamer.planner.model_shape import NAMED_SHAPES, GPTSizes, ModelShape, gpt_shape
 from gossamer.planner.model_tracing import trace_shape
 from gossamer.recipes import builtin_names, load_recipe
@@ -21,6 +22,7 @@ from gossamer.runs.training.models import build_model, context_of
 from gossamer.runs.training.request import architecture_of, make_task, train_stage
 from gossamer.training.distributed import TableWire
 from gossamer.zoo import GPT, MLP, TinyEncoder
+from gossamer.zoo.switch import SwitchGPT
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 _DEFAULT_TOKENS = 512
@@ -70,12 +72,15 @@ def describe(
         return Described(_trace(source, type(source).__name__, tokens))
     if source in NAMED_SHAPES:
         return Described(gpt_shape(NAMED_SHAPES[source], source), recompute="sqrt")
+    if source in MIXTURE_SHAPES:
+        return Described(mixture_shape(MIXTURE_SHAPES[source], source), recompute="sqrt")
     if source in builtin_names() or Path(source).suffix in (".yaml", ".yml"):
         return _from_recipe(source, data, overrides)
     if not Path(source).exists():
         raise InputError(
             f"{source}: there is no such file, directory or built-in recipe. Expected a recipe, an"
-            f" artifact, a Hugging Face directory or one of {', '.join(NAMED_SHAPES)}."
+            f" artifact, a Hugging Face directory or one of"
+            f" {', '.join([*NAMED_SHAPES, *MIXTURE_SHAPES])}."
         )
     model, density = load_skeleton(source)
     return Described(
@@ -98,6 +103,8 @@ def _from_recipe(source: str, data: str | None, overrides: Sequence[str]) -> Des
     name = source if source in builtin_names() else Path(source).stem
     is_text = train.task != "images"
     tokens = context_of(architecture) if is_text else 1
+    if isinstance(model, SwitchGPT):
+        return Described(_of_switch(model, name), batch=train.batch * train.accumulate)
     if is_text:
         example = [tokens]
     elif architecture.name == "mlp":
@@ -134,6 +141,8 @@ def _sizes(request: TrainRequest) -> Mapping[str, Any]:
 
 def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     """A module whose inputs are known from its class."""
+    if isinstance(model, SwitchGPT):
+        return _of_switch(model, name)
     config = config_of(model)
     if config is not None and _reads_tokens(model):
         limit = min((config[key] for key in _POSITIONS if config.get(key)), default=_DEFAULT_TOKENS)
@@ -151,6 +160,25 @@ def _trace(model: nn.Module, name: str, tokens: int | None) -> ModelShape:
     if not 1 <= length <= limit:
         raise InputError(f"tokens: {name} takes 1 to {limit}, got {length}.")
     return trace_shape(model, [length], name=name, tokens=length, ids=True)
+
+
+def _of_switch(model: SwitchGPT, name: str) -> ModelShape:
+    """By formulas: how many tokens an expert sees is not known without numbers."""
+    sizes = MixtureModelSizes(
+        layers=model.num_layers,
+        width=model.width,
+        heads=model.num_heads,
+        experts=model.num_experts,
+        top_k=model.top_k,
+        expert_width=model.ffn_width,
+        ffn_width=model.ffn_width,
+        every=model.every,
+        gated=False,
+        vocabulary=model.vocab_size,
+        tokens=model.context,
+        tied=model.tied,
+    )
+    return mixture_shape(sizes, name)
 
 
 def _reads_tokens(model: Any) -> bool:

@@ -2,7 +2,7 @@
 """`plan`: every legal layout of a model on a cluster, the best one per state, and why."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,7 @@ from gossamer.planner.cluster import ClusterSpec, load_cluster
 from gossamer.planner.model_shape import GPTSizes, ModelShape
 from gossamer.planner.pipeline_orders import ScheduleName
 from gossamer.planner.states import State, compared_states, find_state
-from gossamer.planner.workload import StepSpec
+from gossamer.planner.workload import RankLayout, StepSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,7 +139,7 @@ def _plan_state(
     choice: Choice,
 ) -> StatePlan:
     work = evaluator.work
-    made = (evaluator.evaluate(one) for one in layouts(ranks, work, schedules, max_shard))
+    made = (evaluator.evaluate(one) for one in _layouts(evaluator, ranks, schedules, max_shard))
     candidates = [one for one in made if one is not None]
     if not candidates:
         raise InputError(
@@ -162,6 +162,16 @@ def _plan_state(
     return StatePlan(evaluator.state, next(iter(fitting), None), tuple(played), evaluator)
 
 
+def _layouts(
+    evaluator: Evaluator,
+    ranks: int,
+    schedules: Sequence[ScheduleName],
+    max_shard: int | None,
+) -> Iterator[RankLayout]:
+    experts = evaluator.shape.experts
+    return layouts(ranks, evaluator.work, schedules, max_shard, experts)
+
+
 def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
     model: "str | nn.Module | GPTSizes | ModelShape",
     cluster: str | os.PathLike[str] | ClusterSpec = "workstations",
@@ -181,8 +191,8 @@ def plan(  # noqa: PLR0913  (one argument per thing a user may ask for)
     Nothing is run and no weight is allocated.
 
     Args:
-        model: a shape such as "gpt3-13b", a recipe, an artifact, a Hugging Face directory, or a
-            module (the meta device is fine).
+        model: a shape such as "gpt3-13b" or "mixtral-8x7b", a recipe, an artifact, a Hugging Face
+            directory, or a module (the meta device is fine).
         cluster: the name of a built-in one, a file, or a description.
         batch: samples of a step over all ranks; default: of the recipe, else the ranks.
         sparsity: of pruned weights; default: of the recipe or artifact, else 0.9.

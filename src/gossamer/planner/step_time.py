@@ -38,6 +38,7 @@ class StepTime(Summed):
         optimizer: the update.
         compression: between dense and compressed weights and gradients.
         tables: touched rows between replicas, with the work on both sides.
+        tokens: to their experts on other ranks and back, and gradients the same ways.
     """
 
     compute: float
@@ -48,6 +49,7 @@ class StepTime(Summed):
     optimizer: float = 0.0
     compression: float = 0.0
     tables: float = 0.0
+    tokens: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class StepTraffic(Summed):
     shard: float
     all_reduce: float
     tables: float = 0.0
+    tokens: float = 0.0
 
 
 @dataclass
@@ -121,6 +124,8 @@ class Machine:
         self, stages: Sequence[StageShape], layout: RankLayout
     ) -> tuple[StepTime, StepTraffic]:
         """Seconds and bytes of a step."""
+        if layout.grid.expert > 1 or self.shape.experts:
+            return self._expert_step(stages[0], layout)
         costs, grid, m = self.costs(stages, layout), layout.grid, layout.microbatches
         # Forward, backward of the input and of the weights.
         passes = (costs.forward, costs.backward_input, costs.backward_weight)
@@ -187,6 +192,43 @@ class Machine:
             tables=0.0 if rows is None else self._rows_seconds(rows, grid) + rows.work * crowd,
         )
         return time, max(traffic, key=lambda one: one.total)
+
+    def _expert_step(self, stage: StageShape, layout: RankLayout) -> tuple[StepTime, StepTraffic]:
+        """Of a model with experts: one stage, data and expert ranks."""
+        grid, m, links = layout.grid, layout.microbatches, self.cluster.links
+        mine = stage.of_rank(grid.expert)
+        costs = self.costs([stage], layout)
+        crowd = max(1.0, grid.ranks / (self.cluster.shared_cores or grid.ranks))
+        backward = (costs.backward_input[0] + costs.backward_weight[0]) * crowd
+        compute = m * (costs.forward[0] * crowd + backward)
+        # What is no expert has replicas on all ranks, an expert on data ranks only, one message
+        # after the backward.
+        experts = mine.of_experts * self.density * self.state.number
+        rest, hidden = self.sent([mine]) - experts, links.overlap * backward
+        all_reduce = exposed(reduce_seconds(self.cluster, grid.replicas, rest), rest, hidden)
+        all_reduce += reduce_seconds(self.cluster, grid, experts)
+        # There and back, forward and backward; the share of this rank stays.
+        tokens = layout.microbatch * m * self.shape.tokens
+        away = 1 - 1 / grid.expert
+        sent = 4 * tokens * stage.routed * self.state.activation * away
+        in_node = grid.expert <= self.cluster.ranks_per_node
+        link = links.inside if in_node else links.between
+        # All ranks of a node send at once.
+        gb_s = link.gb_s if in_node else links.node_gb_s / self.cluster.ranks_per_node
+        # Rows both ways, and counts of two small messages before them.
+        messages = 6 * m * sum(unit.routed > 0 for unit in self.shape.units)
+        travelling = sent / (gb_s * GB) + messages * (grid.expert > 1) * link.latency_seconds
+        moved, compressed = self._moved([mine])
+        bandwidth = self.cluster.compute.memory_gb_s * GB
+        time = StepTime(
+            compute=compute,
+            all_reduce=all_reduce,
+            optimizer=moved / bandwidth * crowd,
+            compression=0.0 if self.on_kernels else m * compressed / bandwidth * crowd,
+            tokens=travelling,
+        )
+        reduced = 2 * rest * (1 - 1 / grid.replicas.data) + 2 * experts * (1 - 1 / grid.data)
+        return time, StepTraffic(p2p=0.0, shard=0.0, all_reduce=reduced, tokens=sent)
 
     def _rows(self, grid: RankGrid) -> TableStep | None:
         """Touched rows of a step; None without tables."""

@@ -33,6 +33,8 @@ class StageShape:
         output: numbers per token that go to the next stage.
         largest: entries of the largest prunable weight.
         tied: parameters that another stage holds, too; their gradients are added.
+        of_experts: of `prunable`, entries of experts that ranks can share.
+        routed: numbers per token that go to experts.
     """
 
     prunable: float
@@ -47,6 +49,13 @@ class StageShape:
     output: float
     largest: int
     tied: float = 0.0
+    of_experts: float = 0.0
+    routed: float = 0.0
+
+    def of_rank(self, ranks: int) -> "StageShape":
+        """What one of so many ranks holds that share the experts."""
+        gone = self.of_experts * (1 - 1 / ranks)
+        return replace(self, prunable=self.prunable - gone, of_experts=self.of_experts - gone)
 
 
 def weights_of(stages: Sequence[StageShape]) -> tuple[float, float]:
@@ -99,6 +108,8 @@ def _stage(shape: ModelShape, units: Sequence[Unit]) -> StageShape:
         output=units[-1].output,
         largest=max(unit.largest for unit in units),
         tied=shared if is_first or is_last else 0,
+        of_experts=sum(unit.of_experts for unit in units),
+        routed=sum(unit.routed for unit in units),
     )
 
 
@@ -173,24 +184,31 @@ class Summed:
 
 @dataclass(frozen=True)
 class RankGrid:
-    """Ranks: replicas, stages of a pipeline, shards of a replica's state."""
+    """Ranks: replicas, stages of a pipeline, shards of a replica's state, shares of experts."""
 
     data: int
     pipeline: int
     shard: int = 1
+    expert: int = 1
 
     @property
     def ranks(self) -> int:
         """All of them."""
-        return self.data * self.pipeline * self.shard
+        return self.data * self.pipeline * self.shard * self.expert
 
     @property
     def batch_ways(self) -> int:
-        """Into how many parts a batch is divided: shards see different samples, too."""
-        return self.data * self.shard
+        """Into how many parts a batch is divided: shards and expert ranks see different samples."""
+        return self.data * self.shard * self.expert
+
+    @property
+    def replicas(self) -> "RankGrid":
+        """The same ranks as those of what is no expert see them: all are replicas."""
+        return replace(self, data=self.data * self.expert, expert=1)
 
     def __str__(self) -> str:
-        return f"{self.data} x {self.pipeline} x {self.shard}"
+        expert = f", expert {self.expert}" if self.expert > 1 else ""
+        return f"{self.data} x {self.pipeline} x {self.shard}{expert}"
 
 
 @dataclass(frozen=True)

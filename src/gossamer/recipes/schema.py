@@ -22,6 +22,7 @@ from gossamer.recipes.stages import (
     Tokens,
     Train,
 )
+from gossamer.recipes.stages.mixtures import FewerExperts, Moefy, Upcycle
 from gossamer.recipes.stages.schedules import ScheduleSettings
 
 SCHEMA_VERSION = 1
@@ -59,6 +60,9 @@ class Stage(Settings):
     structured: Structured | None = None
     recover: Recover | None = None
     tokens: Tokens | None = None
+    upcycle: Upcycle | None = None
+    moefy: Moefy | None = None
+    fewer_experts: FewerExperts | None = None
     relufy: Relufy | None = None
     round: Round | None = None
     train: Train | None = None

@@ -8,7 +8,14 @@ from gossamer.report.charts import Curve
 
 Records = Sequence[Mapping[str, Any]]
 
-_CURVES = {"loss": "loss", "sparsity": "sparsity", "ms": "milliseconds of a step"}
+_CURVES = {
+    "loss": "loss",
+    "sparsity": "sparsity",
+    "ms": "milliseconds of a step",
+    "moe_load": "load of the fullest expert over the mean",
+    "moe_entropy": "entropy of the experts' loads, 1 in balance",
+    "moe_dropped": "part of tokens without a place",
+}
 _BYTES = "bytes of weights, gradients and optimizer state"
 _NO_QUALITY = ("kind", "step", "minutes", "cpu_minutes", "sparsity", "flops")
 

@@ -22,6 +22,8 @@ TABLES = "tables"
 # How embeddings are held under pruned layers: as packed tables of so many bits, None: as trained.
 PACKED = {"packed-int4": 4, "packed": None}
 _FOLDED, _FLOAT_BITS = "folded", 32
+# Parts of one size that neurons are dealt out to.
+MOEFIED_EXPERTS = 16
 _ROUNDED = {"round": {"layers": "int8"}}
 
 
@@ -141,6 +143,31 @@ def slim(fraction: float, *, table: str) -> Candidate:
     """Heads and filters cut out until this fraction of the multiplications is left."""
     step = {"structured": {"budget": fraction, "multiple": 32}}
     return _candidate(f"slim-{fraction * 100:.0f}", [_tables(table), step, _ROUNDED])
+
+
+def moefied(shared: int, top_k: int, *, table: str) -> Candidate:
+    """Feed-forward parts dealt out to 16 experts, of which a token has some; nothing is trained."""
+    step = {"moefy": {"experts": MOEFIED_EXPERTS, "top_k": top_k, "shared": shared}}
+    part = (shared + top_k) / MOEFIED_EXPERTS
+    return _candidate(f"moefied-{part * 100:.0f}", [_tables(table), step, _ROUNDED])
+
+
+def moefied_recovered(after: str, steps: int, rate: float, aim: Mapping[str, Any]) -> Candidate:
+    """Training of it with the dense model as teacher."""
+    stages = [_recovery(steps, rate, aim, int8=False), _ROUNDED]
+    return _candidate(f"{after}-recovered-{steps}", stages, after=after, steps=steps)
+
+
+def with_fewer_experts(
+    keep: float, how: str, *, table: str, sparsity: float | None = None
+) -> Candidate:
+    """Experts dropped or merged; zeros in what is left, if asked for."""
+    stages = [_tables(table), {"fewer_experts": {"keep": keep, "how": how}}]
+    name = f"experts-{keep * 100:.0f}-{how}"
+    if sparsity is not None:
+        stages.append({"prune": {"method": "sparsegpt", "sparsity": sparsity}})
+        name += f"-{sparsity * 100:.0f}"
+    return _candidate(name, [*stages, _ROUNDED])
 
 
 def one_shot(mask: Mask, *, table: str, ignore: Sequence[str] = ()) -> Candidate:

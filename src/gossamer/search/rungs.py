@@ -15,6 +15,7 @@ from gossamer.search.candidates import (
     DENSE,
     DENSE_INT8,
     DENSE_TRAINED,
+    MOEFIED_EXPERTS,
     Candidate,
     Mask,
     dense,
@@ -22,12 +23,15 @@ from gossamer.search.candidates import (
     dense_int8,
     fewer_tokens,
     folded_tables,
+    moefied,
+    moefied_recovered,
     one_shot,
     recovered,
     rounded_tables,
     slim,
     trained_dense,
     trained_tables,
+    with_fewer_experts,
 )
 from gossamer.search.forecast import MaskForecast, worth_trying
 from gossamer.search.front import SearchLimits, best
@@ -50,6 +54,10 @@ _TOKEN_STEPS = 200
 # Of tables of click models: bits after training, bits that are trained, and the steps of that.
 _TABLE_BITS, _FEWEST_BITS, _FLOAT_BITS = (8, 4), 4, 32
 _TABLE_STEPS = 300
+# Of dense decoders: shared and routed experts of a token, of 16, and steps of recovery.
+_MOEFIED, _MOEFIED_STEPS = ((1, 3), (4, 4), (4, 8)), 100
+# Of mixtures: experts that stay, what becomes of the others, zeros in what is left.
+_FEWER = ((0.75, "drop", None), (0.5, "drop", None), (0.5, "merge", None), (0.5, "drop", 0.5))
 
 
 @dataclass
@@ -105,6 +113,20 @@ class Search:
         yield from self._recoveries(tried)
         if self.work.kind == "encoder":
             yield from self._without_masks(table)
+        yield from self._mixtures(table)
+
+    def _mixtures(self, table: str) -> Iterator[Candidate]:
+        """Parts of feed-forward blocks for each token, or fewer experts where there are some."""
+        if self.work.has_experts:
+            for keep, how, sparsity in _FEWER:
+                yield with_fewer_experts(keep, how, table=table, sparsity=sparsity)
+        elif self.work.kind == "decoder" and self.work.can_get_experts(MOEFIED_EXPERTS):
+            for shared, top_k in _MOEFIED:
+                made = moefied(shared, top_k, table=table)
+                yield made
+                if self._measured(made.name) and self._lost(made.name) <= _HOPELESS:
+                    rate = self.rates[0]
+                    yield moefied_recovered(made.name, _MOEFIED_STEPS, rate, self.work.aim)
 
     def _table_candidates(self) -> Iterator[Candidate]:
         """Smaller tables under MLPs that stay as they are: most bytes of a click model."""

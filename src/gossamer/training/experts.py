@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from gossamer.nn.moe import has_experts, idle_experts, moe_layers, take_routing
 from gossamer.training.optim.kept_parts import keep_part
@@ -27,9 +29,10 @@ def with_routing(loss: Loss) -> Loss:
     """
 
     def total(model: nn.Module, batch: Any) -> Any:
-        take_routing(model)  # of calls that were not for training
+        own = model.module if isinstance(model, DistributedDataParallel) else model
+        take_routing(own)  # of calls that were not for training
         result = loss(model, batch)
-        added, numbers = take_routing(model)
+        added, numbers = take_routing(own)
         if added is None:
             return result
         if isinstance(result, tuple):
@@ -39,13 +42,14 @@ def with_routing(loss: Loss) -> Loss:
     return total
 
 
-def follow_experts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def follow_experts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[RemovableHandle]:
     """From now on a step leaves experts alone that saw no token, and moves the bias of routers.
 
-    An expert saw none if all of its gradient is zero, in whatever process.
+    An expert saw none if all of its gradient is zero, in whatever process. Removing the handles
+    ends it.
     """
     if not has_experts(model):
-        return
+        return []
     kept: list[Callable[[], None]] = []
 
     def before(holder: torch.optim.Optimizer, *_: object) -> None:
@@ -62,5 +66,7 @@ def follow_experts(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for _, layer in moe_layers(model):
             layer.router.follow_load()
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    return [
+        optimizer.register_step_pre_hook(before),
+        optimizer.register_step_post_hook(after),
+    ]

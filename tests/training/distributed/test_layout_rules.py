@@ -64,17 +64,17 @@ def test_a_model_that_is_no_chain_of_layers_is_named():
     check(model, data=2, shard=2)
 
 
-def test_experts_go_with_replicas_that_balance_by_a_loss():
+def test_experts_go_with_data_and_expert_ranks():
     def switch(balance):
         return SwitchGPT(16, width=12, num_heads=2, num_layers=2, context=8, balance=balance)
 
-    check(switch("loss"), data=4)
-    check(switch("none"), data=4)
-    check(switch("bias"), data=1)
-    with pytest.raises(InputError, match=r"blocks\.1\.moe has balance: bias.*one process"):
-        check(switch("bias"), data=2)
+    for balance in ("loss", "none", "bias"):
+        check(switch(balance), data=4)
+        check(switch(balance), data=2, expert=4)
     for axis in ("pipeline", "shard", "tensor"):
-        with pytest.raises(InputError, match=r"experts goes with data only.*Use data: 4"):
+        with pytest.raises(
+            InputError, match=r"experts goes with data and expert only.*Use data: 4"
+        ):
             check(switch("loss"), data=2, **{axis: 2})
 
 

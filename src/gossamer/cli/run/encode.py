@@ -14,6 +14,7 @@ from gossamer.cli.options import (
     POSITIVE,
     pooling_option,
     precision_option,
+    prompt_option,
     special_tokens_option,
     threads_option,
 )
@@ -39,7 +40,12 @@ gossamer run encode pruned/ reviews.tsv --pooling cls --no-normalise | head
 )
 @option("--batch", type=POSITIVE, default=32, help="Texts per call.")
 @pooling_option
-@option("--normalise/--no-normalise", default=True, help="Vectors of length 1.")
+@prompt_option
+@option(
+    "--normalise/--no-normalise",
+    default=None,
+    help="Vectors of length 1.  [default: as modules.json says, else yes]",
+)
 @precision_option
 @option("--max-tokens", type=POSITIVE, help="Cut longer texts.  [default: as the model can]")
 @special_tokens_option

@@ -12,6 +12,7 @@ from gossamer.cli.options import (
     kv_option,
     pooling_option,
     precision_option,
+    prompt_option,
     threads_option,
 )
 from gossamer.cli.shell import Output, gossamer_command
@@ -74,6 +75,7 @@ gossamer run serve demo:smollm2 --context 8192 --kv int8 --attention mass:0.9+pa
 @attention_option
 @option("--context", type=POSITIVE, help="Most tokens of prompt and answer, of a text model.")
 @pooling_option
+@prompt_option
 @threads_option
 def serve(
     out: Output,
@@ -106,7 +108,7 @@ def serve(
     from gossamer.running.server.lifecycle import is_loopback, open_socket, url_of
 
     keys = parse_key_rules(asked.pop("attention"), asked.pop("kv"))
-    served = {name: asked.pop(name) for name in ("precision", "pooling", "context")}
+    served = {name: asked.pop(name) for name in ("precision", "pooling", "prompt", "context")}
     limits = Limits(**asked)
     key = settings.api_key() if api_key is None else api_key
     # Behind an address of the network stand names that nobody here knows.

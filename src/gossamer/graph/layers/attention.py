@@ -122,7 +122,7 @@ class GAT(_Attention):
         eye = torch.eye(self.heads, dtype=h.dtype, device=h.device)[:, None, :]
         each = [(att.view(*att.shape[1:], 1) * eye) for att in (self.att_src, self.att_dst)]
         both = torch.cat(each, dim=2).view(h.shape[1], 2 * self.heads)
-        sums = tall_linear(h, both.t())
+        sums = tall_linear(h, both.t(), measures=self.measures)
         source, target = sums[:, : self.heads], sums[:, self.heads :]
         keep = self._keep(h, edges.matrix.edges.num_edges)
         if edge_attr is None and self.lin_edge is None:

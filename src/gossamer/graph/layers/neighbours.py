@@ -152,7 +152,8 @@ class GIN(GraphLayer):
             h = spmm(weight.t(), features)
         else:
             return self.nn(add_up(sources, targets))  # type: ignore[no-any-return]
-        y = add_up(h, h if sources is targets else tall_linear(targets, weight))
+        own = h if sources is targets else tall_linear(targets, weight, measures=self.measures)
+        y = add_up(h, own)
         if layers[0].bias is not None:
             y = y + layers[0].bias  # type: ignore[operator]
         for layer in layers[1:]:

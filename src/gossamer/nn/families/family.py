@@ -354,6 +354,44 @@ class GrowthFacts:
 
 
 @dataclass(frozen=True)
+class MixtureFacts:
+    """Classes whose layers are those of a family, with experts for the feed-forward part.
+
+    Paths are relative to a block of the family.
+
+    Attributes:
+        module: where its classes are.
+        prefix: how the names of its classes begin, that of its configuration included; a zoo model
+            has no configuration, and this is its whole name.
+        count: setting that holds the number of experts.
+        width: setting that holds the inner features of one expert.
+        up: the layer of all experts before the activation, gate rows first where it is gated.
+        down: the one behind it.
+        router: module whose weight has a row for each expert.
+        top_k: setting that holds how many experts a token has.
+        shared: the feed-forward part that every token has besides; empty if there is none.
+        shared_gate: the layer whose sigmoid it is multiplied with.
+        shared_width: setting that holds its inner features.
+        fixed: settings that it always has.
+        needs: settings that the dense model must have.
+    """
+
+    module: str
+    prefix: str
+    count: str
+    width: str
+    up: str = "mlp.experts.gate_up_proj"
+    down: str = "mlp.experts.down_proj"
+    router: str = "mlp.gate"
+    top_k: str = "num_experts_per_tok"
+    shared: str = ""
+    shared_gate: str = ""
+    shared_width: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    needs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Family:
     """One model family. Where it has no answer, a text says why; the usual reasons are defaults.
 
@@ -368,6 +406,7 @@ class Family:
         classes: its classes in transformers.
         gguf: its names in gguf files.
         growth: what `gossamer.grow` needs to know.
+        mixtures: classes that a dense model of it becomes when it gets experts.
     """
 
     name: str
@@ -380,6 +419,7 @@ class Family:
     classes: ClassNames | str = "it is not a class of transformers"
     gguf: GgufNames | str = "no reader knows its gguf files"
     growth: GrowthFacts | str = "its layers have no residual stream that could be widened"
+    mixtures: tuple[MixtureFacts, ...] | str = "no class has its layers with experts"
 
 
 def transformers_path(model_type: str, name: str) -> str:

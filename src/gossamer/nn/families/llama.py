@@ -13,6 +13,7 @@ from gossamer.nn.families.family import (
     Family,
     GgufNames,
     GrowthFacts,
+    MixtureFacts,
     Role,
     transformers_chain,
     transformers_path,
@@ -25,6 +26,26 @@ LLAMA_WINDOW = "self_attn.sliding_window"
 LLAMA_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 GROWN_HEAD_NORMS: dict[str, Role] = dict.fromkeys(LLAMA_HEAD_NORMS, "head norm")
 GGUF_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+MIXTRAL = MixtureFacts(
+    "transformers",
+    "Mixtral",
+    "num_local_experts",
+    "intermediate_size",
+    needs={"attention_bias": False, "mlp_bias": False},
+)
+QWEN2_MOE = MixtureFacts(
+    "transformers",
+    "Qwen2Moe",
+    "num_experts",
+    "moe_intermediate_size",
+    shared="mlp.shared_expert",
+    shared_gate="mlp.shared_expert_gate",
+    shared_width="shared_expert_intermediate_size",
+    fixed={"norm_topk_prob": True, "qkv_bias": False},
+    needs={"attention_bias": False, "mlp_bias": False, "sliding_window": None},
+)
 
 
 def llama_like(
@@ -117,4 +138,5 @@ def mixture_like(
 FAMILY = replace(
     llama_like("Llama", "llama", "Llama"),
     gguf=GgufNames("llama", "LlamaForCausalLM", rows="pairs"),
+    mixtures=(MIXTRAL, QWEN2_MOE),
 )

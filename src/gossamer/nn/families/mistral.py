@@ -3,11 +3,12 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.llama import llama_like
+from gossamer.nn.families.llama import MIXTRAL, QWEN2_MOE, llama_like
 
 FAMILY = replace(
     llama_like(
         "Mistral", "mistral", "Mistral", decoder={"window": "self_attn.config.sliding_window"}
     ),
     gguf="its gguf files say they are llama and are read as such",
+    mixtures=(MIXTRAL, QWEN2_MOE),
 )

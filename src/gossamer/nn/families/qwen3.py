@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from gossamer.nn.families.family import GgufNames
+from gossamer.nn.families.family import GgufNames, MixtureFacts
 from gossamer.nn.families.llama import (
     GGUF_HEAD_NORMS,
     GROWN_HEAD_NORMS,
@@ -21,4 +21,14 @@ FAMILY = replace(
         growth={"inside": GROWN_HEAD_NORMS},
     ),
     gguf=GgufNames("qwen3", "Qwen3ForCausalLM", more=GGUF_HEAD_NORMS),
+    mixtures=(
+        MixtureFacts(
+            "transformers",
+            "Qwen3Moe",
+            "num_experts",
+            "moe_intermediate_size",
+            fixed={"norm_topk_prob": True},
+            needs={"attention_bias": False},
+        ),
+    ),
 )

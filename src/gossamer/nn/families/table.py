@@ -59,7 +59,16 @@ FAMILIES: Final[tuple[Family, ...]] = (
 )
 
 Question = Literal[
-    "block", "encoder", "decoder", "tokens", "positions", "chains", "classes", "gguf", "growth"
+    "block",
+    "encoder",
+    "decoder",
+    "tokens",
+    "positions",
+    "chains",
+    "classes",
+    "gguf",
+    "growth",
+    "mixtures",
 ]
 
 

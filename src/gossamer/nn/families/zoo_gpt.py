@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPT of gossamer's zoo."""
 
-from gossamer.nn.families.family import BlockParts, Chain, Family, GrowthFacts
+from gossamer.nn.families.family import BlockParts, Chain, Family, GrowthFacts, MixtureFacts
 
 FAMILY = Family(
     name="zoo.GPT",
@@ -25,5 +25,18 @@ FAMILY = Family(
         layers="num_layers",
         vocabulary="vocab_size",
         roles={"tokens": "table", "positions": "embedding", "norm": "last norm", "head": "head"},
+    ),
+    mixtures=(
+        MixtureFacts(
+            "gossamer.zoo.switch",
+            "SwitchGPT",
+            "num_experts",
+            "ffn_width",
+            up="moe.experts.up",
+            down="moe.experts.down",
+            router="moe.router",
+            top_k="top_k",
+            fixed={"every": 1},
+        ),
     ),
 )

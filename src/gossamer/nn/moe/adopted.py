@@ -20,7 +20,7 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.layers.experts import GroupedLinear
-from gossamer.nn.moe.feed_forward import run_experts
+from gossamer.nn.moe.feed_forward import Exchange, run_experts
 from gossamer.nn.surgery import inherit_hooks
 from gossamer.ops.experts import Routes
 
@@ -87,7 +87,12 @@ class RoutedExperts(nn.Module):
     Args:
         experts: the module of transformers, which stays as it is.
         stored: its Parameters.
+
+    Attributes:
+        exchange: see `ExpertFFN`.
     """
+
+    exchange: Exchange | None = None
 
     def __init__(self, experts: nn.Module, stored: tuple[StoredProjection, ...]) -> None:
         super().__init__()
@@ -120,7 +125,9 @@ class RoutedExperts(nn.Module):
         up, down = (self._modules[name] for name in self._names)
         routes = Routes.of_choice(top_k_index, self.num_experts)
         weights_S = routes.weights(top_k_weights)
-        return run_experts(up, self.act, down, hidden_states, routes, weights_S)
+        return run_experts(
+            up, self.act, down, hidden_states, routes, weights_S, exchange=self.exchange
+        )
 
 
 def adopt_experts(model: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@
 Legend: T tokens, k experts of each, S pairs of both sorted by expert, D width, F inner width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,10 @@ from gossamer.nn.layers.experts import GroupedLinear
 from gossamer.ops.experts import Routes
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
+# Computes tokens that are sorted by expert; how many each has.
+Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+# Has them computed where their experts are: tokens, how many each expert has, and how.
+Exchange = Callable[[torch.Tensor, Sequence[int], Compute], torch.Tensor]
 _PLAIN: dict[str, Activation] = {"relu": relu, "gelu": gelu, "silu": silu}
 _GATED: dict[str, Activation] = {"swiglu": silu, "geglu": gelu, "reglu": relu}
 ACTIVATIONS = (*_PLAIN, *_GATED)
@@ -31,7 +35,12 @@ class ExpertFFN(nn.Module):
         activation: "relu", "gelu", "silu"; gated, with twice as many rows in `up`, "swiglu",
             "geglu", "reglu".
         bias: of both layers.
+
+    Attributes:
+        exchange: carries tokens to the process that has their expert; None: all of them are here.
     """
+
+    exchange: Exchange | None = None
 
     def __init__(
         self,
@@ -63,7 +72,9 @@ class ExpertFFN(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, routes: Routes, weights_S: torch.Tensor) -> torch.Tensor:
         """The weighted sum of what its experts make of every token, [T, D]."""
-        return run_experts(self.up, self.act, self.down, x_TD, routes, weights_S)
+        return run_experts(
+            self.up, self.act, self.down, x_TD, routes, weights_S, exchange=self.exchange
+        )
 
 
 def run_experts(
@@ -73,7 +84,17 @@ def run_experts(
     x_TD: torch.Tensor,
     routes: Routes,
     weights_S: torch.Tensor,
+    exchange: Exchange | None = None,
 ) -> torch.Tensor:
     """The weighted sum of `down(act(up(x)))` over the experts of every token."""
-    h_SF = act(up(routes.gather(x_TD), routes.counts))
-    return routes.combine(down(h_SF, routes.counts), weights_S)
+
+    def compute(rows_SD: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        result: torch.Tensor = down(act(up(rows_SD, counts)), counts)
+        return result
+
+    x_SD = routes.gather(x_TD)
+    if exchange is None:
+        y_SD = compute(x_SD, routes.counts)
+    else:
+        y_SD = exchange(x_SD, routes.counts, compute)
+    return routes.combine(y_SD, weights_S)

@@ -34,7 +34,8 @@ class Routing:
         routes: the way of tokens to their experts, those that found no place left out.
         weights: of every pair of token and expert, [S]; the router's gradient comes through them.
         logits: [T, E].
-        wanted: tokens that each expert was chosen for, before its capacity was looked at, [E].
+        wanted: tokens that each expert was chosen for, before its capacity was looked at, [E]; in
+            training on several processes those of all of them.
         dropped: pairs that found no place.
     """
 
@@ -58,6 +59,10 @@ class Routing:
         return self.logits.logsumexp(1).square().mean()
 
 
+# Pairs of each expert in this process -> [processes, E], and the number of this process.
+Peers = Callable[[torch.Tensor], tuple[torch.Tensor, int]]
+
+
 class Router(nn.Module):
     """Chooses experts for tokens.
 
@@ -73,10 +78,15 @@ class Router(nn.Module):
         jitter: inputs are multiplied by numbers from [1 - jitter, 1 + jitter] in training.
         balance: "bias" adds a number to each expert's score that follows its load and has no
             gradient, see `follow_load`; "loss" and "none" do not.
+
+    Attributes:
+        peers: other processes that see other tokens of the same batch in training; loads and
+            capacities are then those of all tokens. None: there are none.
     """
 
     load: torch.Tensor
     offsets: torch.Tensor
+    peers: Peers | None = None
 
     def __init__(
         self,
@@ -134,13 +144,20 @@ class Router(nn.Module):
             weights_Tk = weights_Tk / weights_Tk.sum(1, keepdim=True)
         routes = Routes.of_choice(index_Tk, self.num_experts)
         wanted = torch.tensor(routes.counts, device=index_Tk.device)
+        before, tokens = torch.zeros_like(wanted), len(logits_TE)
+        if self.peers is not None and self.training:
+            # Tokens of a process stand behind those of the processes before it.
+            wanted_PE, own = self.peers(wanted)
+            before, wanted = wanted_PE[:own].sum(0), wanted_PE.sum(0)
+            tokens = int(wanted.sum()) // self.top_k
         if self.training and self.balance == "bias":
             self.load += wanted
         weights_S = routes.weights(weights_Tk)
         if self.capacity_factor is None:
             return Routing(routes, weights_S, logits_TE, wanted, 0)
-        kept_S, routes = routes.within(self._capacity(len(logits_TE)))
-        dropped = len(weights_S) - len(kept_S)
+        capacity = self._capacity(tokens)
+        kept_S, routes = routes.within((capacity - before).clamp(min=0).tolist())
+        dropped = int((wanted - capacity).clamp(min=0).sum())
         return Routing(routes, weights_S[kept_S], logits_TE, wanted, dropped)
 
     def _of_experts(self, logits_TE: torch.Tensor) -> Routing:

@@ -21,6 +21,7 @@ from gossamer.ops.kernels import active_kernels, available_extensions
 
 # Tokens per expert that has any, in the mean: up to 32 measured faster, from 128 slower.
 _MOST_TOKENS = 48
+_FEWEST_HALVES = 8
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -35,6 +36,9 @@ def is_faster(x_SK: torch.Tensor, weight_RK: torch.Tensor, counts: Sequence[int]
     if x_SK.device.type != "cpu" or active_kernels() != "avx512":
         return False
     if x_SK.dtype == torch.bfloat16:
+        # Fewer tokens do not pay for widening the weight.
+        if len(x_SK) < _FEWEST_HALVES * active:
+            return False
         return "avx512bf16" not in available_extensions() and can_run(x_SK, weight_RK)
     return len(x_SK) <= _MOST_TOKENS * active and can_run(x_SK, weight_RK)
 

@@ -4,6 +4,7 @@
 Legend: T tokens, k experts of each, S = T k pairs of both, D width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,14 +47,15 @@ class Routes:
         tokens = order if per_token == 1 else order // per_token
         return cls(tokens, order, found, num_tokens, per_token)
 
-    def within(self, capacity: int) -> tuple[torch.Tensor, "Routes"]:
-        """Which pairs find a place if experts take so many each, and their way; others are out."""
+    def within(self, places: Sequence[int]) -> tuple[torch.Tensor, "Routes"]:
+        """Which pairs find a place if each expert has so many, and their way; others are out."""
         counts = torch.tensor(self.counts, device=self.tokens.device)
         starts = counts.cumsum(0) - counts
         place = torch.arange(len(self.tokens), device=self.tokens.device)
         place -= starts.repeat_interleave(counts)
-        kept = (place < capacity).nonzero().flatten()
-        left = tuple(min(count, capacity) for count in self.counts)
+        most = torch.tensor(places, device=self.tokens.device).repeat_interleave(counts)
+        kept = (place < most).nonzero().flatten()
+        left = tuple(map(min, self.counts, places))
         return kept, Routes(self.tokens[kept], self.order[kept], left, self.num_tokens, 0)
 
     def gather(self, x_TD: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 
 A stage is a class in a file of its own, a `StageSettings`, and a field of `Stage` in
 `recipes/schema.py`. What it does is in `gossamer.runs.stages`. `train` has sections and a room of
-its own; so have `schedules`, one class each.
+its own; so have `schedules`, one class each, and `mixtures`, what makes experts or takes some out.
 """
 
 from gossamer.recipes.base import StageSettings

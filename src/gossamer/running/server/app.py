@@ -56,7 +56,8 @@ def make_service(
     name: str,
     *,
     precision: str = "fp32",
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
+    prompt: str | None = None,
     context: int | None = None,
     keys: KeyRules | None = None,
 ) -> Service:
@@ -67,7 +68,8 @@ def make_service(
         beside: files beside its weights, by name: tokenizer.json or features.arrays is needed.
         name: what clients call it.
         precision: the lowest one that kernels may compute in.
-        pooling: of embeddings.
+        pooling: of embeddings; None = as the files beside it say.
+        prompt: name of the prompt in front of texts to embed; likewise.
         context: the most tokens of a text that is written; None: as the engine chooses.
         keys: which keys a token of such a text attends to, and what they are stored in.
     """
@@ -87,7 +89,7 @@ def make_service(
         return Service(name, writer=writer)
     fast = compile_model(model, tokens=_ENCODER_TOKENS, inplace=True, precision=precision)
     classifier = Classifier(fast, beside) if Classifier.fits(fast) else None
-    return Service(name, Embedder(fast, beside, pooling=pooling), classifier)
+    return Service(name, Embedder(fast, beside, pooling=pooling, prompt=prompt), classifier)
 
 
 def build_app(

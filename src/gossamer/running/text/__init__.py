@@ -6,7 +6,8 @@ the tokenizer of all three: special tokens that a text spells stay text (`specia
 chat template is a program from a file and runs in a process of its own (`template_process.py`).
 """
 
-from gossamer.running.text.embedding import Classifier, Embedder, Pooling, pool
+from gossamer.io.huggingface.sentences import Pooling
+from gossamer.running.text.embedding import Classifier, Embedder, pool
 from gossamer.running.text.special_tokens import TextTokens
 from gossamer.running.text.writer import TextPieces, Writer, make_writer
 

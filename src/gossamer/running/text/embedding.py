@@ -6,7 +6,7 @@ Legend: N texts, B of them in a batch, T padded tokens, D features, C classes.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +14,10 @@ from torch.nn.functional import normalize
 
 from gossamer.data.token_ids import padded
 from gossamer.errors import InputError
+from gossamer.io.huggingface.sentences import POOLINGS, Pooling, Sentences, sentences_of
+from gossamer.nn.families.text import num_positions
 from gossamer.running.text.special_tokens import TextTokens
 
-Pooling = Literal["mean", "cls"]
-POOLINGS = get_args(Pooling)
 # Batches that are sorted by length together: enough for equal lengths, few enough to stream.
 _SORTED_BATCHES = 64
 _CLASS = "ForSequenceClassification"
@@ -41,12 +41,16 @@ class Encoded:
 class Embedder:
     """An encoder and its tokenizer. May be called from several threads.
 
+    What is not given is as the files of sentence-transformers beside the model say: pooling,
+    length of vectors, most tokens, the prompt. Without them: "mean", length 1, all positions, none.
+
     Args:
         model: of transformers, compiled or not; of one with a head, the encoder is used.
         beside: files beside its weights, by name; tokenizer.json is needed.
-        pooling: "mean" of all tokens, or "cls", the first one.
+        pooling: "mean" of all tokens, "cls", the first one, or another of `POOLINGS`.
         normalise: give vectors of length 1.
-        max_tokens: cut or refuse texts that are longer; None = positions of the model.
+        max_tokens: cut or refuse texts that are longer.
+        prompt: name of the prompt that is set in front of texts; "" for none.
         special_tokens: read special tokens where texts spell them; else they are text.
     """
 
@@ -55,12 +59,13 @@ class Embedder:
         model: nn.Module,
         beside: Mapping[str, bytes],
         *,
-        pooling: Pooling = "mean",
-        normalise: bool = True,
+        pooling: Pooling | None = None,
+        normalise: bool | None = None,
         max_tokens: int | None = None,
+        prompt: str | None = None,
         special_tokens: bool = False,
     ) -> None:
-        if pooling not in POOLINGS:
+        if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}.")
         if getattr(model, "config", None) is None or not hasattr(model, "base_model"):
             raise InputError(
@@ -68,9 +73,16 @@ class Embedder:
                 " hidden states. Expected an encoder such as BertModel."
             )
         self._encoder: Any = model.base_model
-        self.tokens = TextTokens(beside, model.config, max_tokens)
-        self._pooling = pooling
-        self._normalise = normalise
+        told = sentences_of(beside) or Sentences("mean", normalise=True)
+        self.tokens = TextTokens(
+            beside,
+            model.config,
+            max_tokens or _within(told.max_tokens, model.config),
+            prefix=told.prompt(prompt),
+            lower=told.lower,
+        )
+        self._pooling = pooling or told.pooling
+        self._normalise = told.normalise if normalise is None else normalise
         self._special_tokens = special_tokens
 
     def __call__(self, texts: Sequence[str], batch: int = 32) -> torch.Tensor:
@@ -108,8 +120,23 @@ def pool(
     """One vector float32 [B, D] per text; padding does not count."""
     if pooling == "cls":
         return hidden_BTD[:, 0].float()
-    keep_BT1 = keep_BT.unsqueeze(-1).to(hidden_BTD.dtype)
-    return ((hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)).float()
+    if pooling == "lasttoken":
+        last_B = keep_BT.sum(1) - 1
+        return hidden_BTD[torch.arange(len(last_B)), last_B].float()
+    if pooling == "max":
+        return hidden_BTD.masked_fill(keep_BT.unsqueeze(-1) == 0, -torch.inf).amax(1).float()
+    weight_BT = keep_BT.to(hidden_BTD.dtype)
+    if pooling == "weightedmean":
+        weight_BT = weight_BT * torch.arange(1, keep_BT.shape[1] + 1)
+    total_B1 = weight_BT.sum(1, keepdim=True)
+    if pooling == "mean_sqrt_len_tokens":
+        total_B1 = total_B1.sqrt()
+    return ((hidden_BTD * weight_BT.unsqueeze(-1)).sum(1) / total_B1).float()
+
+
+def _within(max_tokens: int | None, config: Any) -> int | None:
+    """A length that a file says, unless the model has fewer positions."""
+    return None if max_tokens is None else min(max_tokens, num_positions(config))
 
 
 class Classifier:

@@ -198,11 +198,20 @@ class TextTokens:
         beside: files beside the model's weights, by name: tokenizer.json is read.
         config: of the model; says how many positions and tokens it knows.
         max_tokens: use fewer positions than the model has.
+        prefix: set in front of every text.
+        lower: read texts in small letters.
     """
 
     def __init__(
-        self, beside: Mapping[str, bytes], config: Any, max_tokens: int | None = None
+        self,
+        beside: Mapping[str, bytes],
+        config: Any,
+        max_tokens: int | None = None,
+        *,
+        prefix: str = "",
+        lower: bool = False,
     ) -> None:
+        self._prefix, self._lower = prefix, lower
         self.tokenizer = make_tokenizer(beside.get(TOKENIZER_FILE))
         self.special = SpecialTokens(self.tokenizer, config)
         most = num_positions(config)
@@ -223,6 +232,7 @@ class TextTokens:
 
         A special token that a text spells is text like other, unless `special_tokens`.
         """
+        texts = self._prepared(texts)
         encoded = self.special.encode_all(texts, where=where, special_tokens=special_tokens)
         return [self.checked(item.ids, f"{where}[{number}]") for number, item in enumerate(encoded)]
 
@@ -231,6 +241,7 @@ class TextTokens:
     ) -> tuple[list[torch.Tensor], int]:
         """Ids of each text, cut where it is too long, and how many were cut."""
         num_cut, found = 0, []
+        texts = self._prepared(texts)
         encoded = self.special.encode_all(texts, special_tokens=special_tokens)
         for text, item in zip(texts, encoded, strict=True):
             if len(item.ids) > self.max_tokens:
@@ -239,6 +250,12 @@ class TextTokens:
                 item = self.special.cut(text, length, special_tokens=special_tokens)
             found.append(self.checked(item.ids, "text"))
         return found, num_cut
+
+    def _prepared(self, texts: Sequence[str]) -> Sequence[str]:
+        if not self._prefix and not self._lower:
+            return texts
+        whole = (self._prefix + text for text in texts)
+        return [text.lower() for text in whole] if self._lower else list(whole)
 
     def checked(self, ids: Sequence[int], where: str) -> torch.Tensor:
         """Token numbers that this model takes, int64; InputError says what is wrong with others."""

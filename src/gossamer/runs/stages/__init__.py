@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gossamer.recipes.stages import Prune, Recover, Relufy, Round, StageSettings, Structured, Tokens
+from gossamer.recipes.stages.mixtures import FewerExperts, Moefy, Upcycle
 from gossamer.runs.stages.base import StageInput, StageOutcome
+from gossamer.runs.stages.mixtures import (
+    run_fewer_experts_stage,
+    run_moefy_stage,
+    run_upcycle_stage,
+)
 from gossamer.runs.stages.prune import run_prune_stage
 from gossamer.runs.stages.recover import run_recover_stage
 from gossamer.runs.stages.relufy import run_relufy_stage
@@ -25,6 +31,9 @@ STAGES: Final[Mapping[type[StageSettings], Callable[..., StageOutcome]]] = {
     Recover: run_recover_stage,
     Tokens: run_tokens_stage,
     Relufy: run_relufy_stage,
+    Upcycle: run_upcycle_stage,
+    Moefy: run_moefy_stage,
+    FewerExperts: run_fewer_experts_stage,
     Round: run_round_stage,
 }
 

@@ -12,9 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
+from gossamer.errors import InputError, TargetError
 from gossamer.nn.batch import Batch
+from gossamer.nn.families import answers, family_of
 from gossamer.nn.layers.tables import table_of
+from gossamer.nn.moe import stored_experts
+from gossamer.nn.surgery.mixtures import feed_forwards, mixtures_of
 from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.pruning.calibration.flow import evaluating
 from gossamer.pruning.gradients import Loss
@@ -82,6 +85,20 @@ class Workload:
     def has_trained_tables(self) -> bool:
         """Whether tables of the model are in few bits already."""
         return any(table_of(module) is not None for module in self.model.modules())
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether there are mixtures of experts."""
+        return bool(mixtures_of(self.model)) or any(stored_experts(self.model))
+
+    def can_get_experts(self, count: int) -> bool:
+        """Whether feed-forward parts can be dealt out to so many experts, some of them shared."""
+        try:
+            parts = feed_forwards(self.model)
+        except TargetError:
+            return False
+        facts = answers("mixtures")[family_of(self.model, "mixtures") or ""]
+        return bool(parts) and parts[0].width % count == 0 and any(f.shared for f in facts)
 
     @property
     def kept_dense(self) -> list[str]:

@@ -47,7 +47,7 @@ def check_growable(
         return
     for param, state in optimizer.state.items():
         for key, value in state.items():
-            if not _is_scalar(value) and key not in _QUANTITIES:
+            if not is_scalar(value) and key not in _QUANTITIES:
                 raise InputError(
                     f"grow: {type(optimizer).__name__} keeps {key!r} for {named[param]}, and there"
                     " is no rule for how it grows. Use AdamW, SGD, LAMB, LARS or Adafactor, or"
@@ -59,22 +59,19 @@ def grown_state(
     optimizer: torch.optim.Optimizer, old: nn.Parameter, slot: GrownParameter, factors: Factors
 ) -> dict[str, Any]:
     """Moments and step count of `old` after growth; masters are split again by the optimizer."""
-    state, rules = optimizer.state[old], _QUANTITIES
+    state = optimizer.state[old]
     if isinstance(optimizer, SmallStateOptimizer):
         grown = {key: value.clone() for key, value in state.items() if key == "step"}
         for moment in optimizer.MOMENTS:
             if moment.key in state:
-                convert = partial(slot.grown, quantity=rules[moment.key], factors=factors)
+                convert = partial(slot.grown, quantity=_QUANTITIES[moment.key], factors=factors)
                 grown |= moment.mapped(state, convert)
         return grown
-    if isinstance(optimizer, torch.optim.RMSprop):
-        # It averages steps, which were divided by their size already.
-        rules = rules | {"momentum_buffer": "step"}
 
     def grown_entry(key: str, value: Any) -> Any:
-        if _is_scalar(value):
+        if is_scalar(value):
             return copy.deepcopy(value)
-        whole = slot.grown(value.expand(old.shape), rules[key], factors)
+        whole = slot.grown(value.expand(old.shape), quantity_of(optimizer, key), factors)
         if value.shape == old.shape:
             return whole
         # Rows or columns of a factored moment: alike along the other side.
@@ -84,7 +81,16 @@ def grown_state(
     return {key: grown_entry(key, value) for key, value in state.items()}
 
 
-def _is_scalar(value: Any) -> bool:
+def quantity_of(optimizer: torch.optim.Optimizer, key: str) -> Quantity:
+    """What an entry of the state is; `check_growable` said that it is known."""
+    if key == "momentum_buffer" and isinstance(optimizer, torch.optim.RMSprop):
+        # It averages steps, which were divided by their size already.
+        return "step"
+    return _QUANTITIES[key]
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether an entry belongs to the whole parameter, such as a count of steps."""
     return not isinstance(value, torch.Tensor) or value.ndim == 0
 
 

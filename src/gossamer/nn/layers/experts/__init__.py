@@ -5,7 +5,7 @@
 one. All are called with tokens sorted by expert and the number of tokens of each. Their weight is
 one matrix: the rows of the experts, behind one another. So masks, patterns, formats and optimizers
 see what they know, and experts may keep different numbers of weights. `check_tiles` refuses
-patterns whose tiles would lie across two experts.
+patterns whose tiles would lie across two experts, and `some_experts` cuts a layer.
 """
 
 from gossamer.nn.layers.experts.compact import Experts
@@ -15,5 +15,13 @@ from gossamer.nn.layers.experts.grouped import (
     MaskedExperts,
     check_tiles,
 )
+from gossamer.nn.layers.experts.parts import some_experts
 
-__all__ = ["ExpertSizes", "Experts", "GroupedLinear", "MaskedExperts", "check_tiles"]
+__all__ = [
+    "ExpertSizes",
+    "Experts",
+    "GroupedLinear",
+    "MaskedExperts",
+    "check_tiles",
+    "some_experts",
+]

@@ -37,6 +37,8 @@ class Mesh(Settings):
     """Parts of every parameter, with different samples."""
     tensor: _Ranks = 1
     """Parts of the heads and filters of every block."""
+    expert: _Ranks = 1
+    """Parts of the experts of every mixture, with different samples."""
     microbatches: Batch | None = None
     """Of a rank's samples in a pipeline; null: two per stage where they divide."""
     schedule: Literal[
@@ -56,8 +58,8 @@ class Mesh(Settings):
 
     @property
     def sizes(self) -> MeshSizes:
-        """The four numbers."""
-        return MeshSizes(self.data, self.pipeline, self.shard, self.tensor)
+        """The five numbers."""
+        return MeshSizes(self.data, self.pipeline, self.shard, self.tensor, self.expert)
 
     def num_microbatches(self, batch: int) -> int:
         """Of a batch of this many samples on all ranks."""

@@ -402,3 +402,23 @@ def _mesh_faults(train: Raw) -> Found:
     layers = model.get("layers") if isinstance(model, Mapping) else None
     if type(layers) is int and sizes.pipeline > layers:
         yield "mesh.pipeline", f"{sizes.pipeline} stages are more than the model's {layers} layers."
+    yield from _expert_faults(sizes, model)
+
+
+def _expert_faults(sizes: MeshSizes, model: Any) -> Found:
+    if sizes.expert == 1:
+        return
+    others = [axis for axis in ("pipeline", "shard", "tensor") if getattr(sizes, axis) > 1]
+    if others:
+        yield "mesh.expert", f"goes with data only, not with {others[0]}. Set {others[0]} to 1."
+    if isinstance(model, Mapping):
+        experts: Any = model.get("experts")
+        count = experts.get("count", 8) if isinstance(experts, Mapping) else None
+        if count is None and "name" in model:
+            yield "mesh.expert", "the model has no experts. Give model.experts, or set it to 1."
+        elif type(count) is int and count % sizes.expert:
+            yield (
+                "mesh.expert",
+                f"{sizes.expert} ranks cannot share {count} experts equally. Use a number that"
+                f" divides {count}.",
+            )

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from gossamer.data import Divisible, SharedEvaluation, generator_of
 from gossamer.errors import InputError
 from gossamer.nn.batch import Answered
+from gossamer.training.distributed.experts import count_together, sent_tokens
 from gossamer.training.distributed.pipeline import LayerPipeline, PipelineSettings, pieces
 from gossamer.training.distributed.placement.gradients import Wire, average, replicated
 from gossamer.training.distributed.placement.placement import RankPlacement, check_model, lay_out
@@ -47,6 +48,7 @@ from gossamer.training.distributed.tables import (
     sparse_tables,
 )
 from gossamer.training.distributed.tables.scales import SharedScales
+from gossamer.training.experts import follow_experts
 from gossamer.training.loop import Objective
 from gossamer.training.loop.processes import (
     Agreement,
@@ -111,8 +113,10 @@ class ProcessMesh(Processes):
         """DDP over all ranks while masks move; the mesh once they are final."""
         run, session, settings = self.run, self.session, self.settings
         sizes, place = session.sizes, session.place
+        if sizes.num_ranks == sizes.num_parts > 1:
+            count_together(run.model, dist.group.WORLD)
         check_masks(run.model, f"after step {run.step}", session.patient)
-        self._part, self._num_parts = place.data * sizes.shard + place.shard, sizes.num_parts
+        self._part, self._num_parts = sizes.part(place), sizes.num_parts
         check_model(
             sizes,
             run.model,
@@ -138,11 +142,17 @@ class ProcessMesh(Processes):
         self._copies = {shard.trained: shard.copies for shard in placement.shards}
         for module in placement.modules:
             self._stack.enter_context(recomputing(module, run.settings.recompute))
+        if sizes.expert > 1:
+            # The experts of this rank are in no layer of the whole model.
+            for handle in follow_experts(placement.modules[0], run.optimizer):
+                self._stack.callback(handle.remove)
         if placement.pipeline is not None:
             self._model = PipelinedModel(placement.pipeline)
             self._model.train(run.settings.in_train_mode)
-        elif sizes.shard == 1 and sizes.data > 1:
-            self._model = self._replicated(placement.modules[0], session.group("data"))
+        elif sizes.shard == 1 and sizes.data * sizes.expert > 1:
+            # With expert ranks there are no others: all of them are replicas of what is no expert.
+            replicas = session.group("data") if sizes.expert == 1 else dist.group.WORLD
+            self._model = self._replicated(placement.modules[0], replicas)
         else:
             self._model = placement.modules[0]
 
@@ -153,7 +163,8 @@ class ProcessMesh(Processes):
             self._exchange = TableExchange(tables, self.settings.tables, group)
         self._scales = SharedScales.of(model, group)
         sharded = [] if self.placement is None else self.placement.shards
-        apart = [*tables.values(), *(shard.used for shard in sharded if shard.over_data)]
+        apart = [*tables.values()]
+        apart += [shard.used for shard in sharded if shard.over_data or shard.over_expert]
         return replicated(model, group, self.settings.wire, apart=apart)
 
     def _pipeline(self, model: nn.Module) -> LayerPipeline:
@@ -174,6 +185,7 @@ class ProcessMesh(Processes):
         """Make the model whole on the leading rank, as if it had trained alone."""
         self._model = self._exchange = self._scales = None
         self._stack.close()
+        count_together(self.run.model, None)
         if self.placement is None:
             return
         whole = gather(self.session, self.placement, self.run, self.settings.room)
@@ -204,7 +216,18 @@ class ProcessMesh(Processes):
             if placement.pipeline is not None and sizes.data > 1 and sizes.shard == 1:
                 held = (shard.trained for shard in placement.shards)
                 average(held, self.session.group("data"), self.settings.wire)
+            self._add_up_experts(placement)
         return result
+
+    def _add_up_experts(self, placement: RankPlacement) -> None:
+        """Experts saw the tokens of all expert ranks, whose losses are means of their own."""
+        held = [shard.trained for shard in placement.shards if shard.over_expert]
+        sizes = self.session.sizes
+        for param in held:
+            if param.grad is not None:
+                param.grad /= sizes.expert
+        if held and sizes.data > 1:
+            average(held, self.session.group("data"), self.settings.wire)
 
     def _ready(self) -> nn.Module:
         if self._model is None:
@@ -314,10 +337,14 @@ class ProcessMesh(Processes):
             return {}
         exchange = self._exchange
         apart = frozenset(() if exchange is None else exchange.tables)
-        apart |= {shard.used for shard in self.placement.shards if shard.over_data}
+        shards = self.placement.shards
+        apart |= {shard.used for shard in shards if shard.over_data or shard.over_expert}
         found = self.placement.step_traffic(self.session.sizes, self.settings.wire, apart)
         if exchange is not None and exchange.first is not None:
             found["tables"] = exchange.first.sent_bytes
+        tokens = sent_tokens(self.placement.modules[0])
+        if tokens:
+            found["tokens"] = tokens
         return found
 
 

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from gossamer.errors import InputError
 from gossamer.io.safe_files.on_disk import is_on_disk
 from gossamer.nn.layers.tables.late_rows import forget_late
-from gossamer.nn.moe import has_experts, moe_layers
 from gossamer.nn.surgery.optimizer_state import check_state, convert_state
+from gossamer.training.distributed.experts import check_experts, share_experts
 from gossamer.training.distributed.mesh_sizes import MeshSizes
 from gossamer.training.distributed.pipeline import LayerPipeline, find_links
 from gossamer.training.distributed.pipeline.schedules import check_microbatches, stages_per_rank
@@ -54,6 +54,7 @@ class ParameterShard:
         share: entries of the flat `used` that `trained` holds; None for all of them.
         copies: ranks that hold the same entries.
         over_data: whether data ranks hold different entries: rows of a table.
+        over_expert: whether expert ranks hold different entries: some experts of a layer.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ParameterShard:
     share: slice | None = None
     copies: int = 1
     over_data: bool = False
+    over_expert: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -132,18 +134,22 @@ class RankPlacement:
     ) -> dict[str, int]:
         """Bytes that a rank sends in a step with one batch, by purpose, as rings send them.
 
-        Legend: N numbers of this rank, D data ranks, S shard ranks. An all-reduce sends 2 (D-1)/D
-        N, a gather or a reduce-scatter (S-1)/S N. (gloo reduce-scatters by an all-reduce, twice as
-        much.) Parameters in `apart` go other ways.
+        Legend: N numbers of this rank, D replicas of them, S shard ranks. Replicas are data ranks,
+        of what is no expert the expert ranks, too. An all-reduce sends 2 (D-1)/D N, a gather or a
+        reduce-scatter (S-1)/S N. (gloo reduce-scatters by an all-reduce, twice as much.)
+        Parameters in `apart` go other ways.
         """
         held = [shard.trained for shard in self.shards if shard.used not in apart]
+        experts = sum(shard.trained.nbytes for shard in self.shards if shard.over_expert)
         full = sum(param.nbytes for param in held)
         halves = sum(param.numel() * 2 for param in held)
         sent = halves if wire == "bf16" and sizes.shard == 1 else full
         gathered = (sizes.shard - 1) * full
+        replicas = sizes.data * sizes.expert
         found = {
             # Shards of gradients go to their ranks first.
-            "gradients": round(2 * (sizes.data - 1) / sizes.data * sent + gathered),
+            "gradients": round(2 * (replicas - 1) / replicas * sent + gathered),
+            "experts": round(2 * (sizes.data - 1) / sizes.data * experts),
             # Once for forward, once more for backward.
             "parameters": 2 * gathered,
             "activations": 0 if self.pipeline is None else self.pipeline.sent_bytes,
@@ -178,22 +184,22 @@ def check_model(
             f"mesh: the optimizer holds {len(strangers)} parameters that the model has not, such as"
             " those of a loss. Use one process, or put them into the model."
         )
-    if sizes.shard * sizes.tensor > 1 and isinstance(optimizer, LAMB | LARS):
+    if sizes.shard * sizes.tensor * sizes.expert > 1 and isinstance(optimizer, LAMB | LARS):
         raise InputError(
-            f"mesh: {type(optimizer).__name__} needs norms of whole weights, which shard and tensor"
-            " cut up. Use data and pipeline with it, or adamw."
+            f"mesh: {type(optimizer).__name__} needs norms of whole weights, which shard, tensor"
+            " and expert cut up. Use data and pipeline with it, or adamw."
         )
     if sizes.pipeline > 1 and isinstance(optimizer, LAMB) and optimizer.normalised:
         raise InputError(
             "mesh: LAMB with normalised needs the norm of all gradients, which pipeline cuts up."
             " Use data with it, or leave normalised out."
         )
-    if sizes.shard * sizes.tensor > 1 and any(
+    if sizes.shard * sizes.tensor * sizes.expert > 1 and any(
         group.get("moments") == "8bit" for group in optimizer.param_groups
     ):
         raise InputError(
-            "mesh: 8-bit moments share exponents across entries, which shard and tensor cut up. Use"
-            " moments: fp32, or data and pipeline only."
+            "mesh: 8-bit moments share exponents across entries, which shard, tensor and expert cut"
+            " up. Use moments: fp32, or data and pipeline only."
         )
     for param in held:
         check_state(optimizer, param, names[param])
@@ -203,7 +209,7 @@ def check_model(
             f"mesh: {next(iter(tables))} has gradients of touched rows, which shard, tensor and"
             " pipeline cannot cut. Use data only, or sparse=False in the layer."
         )
-    _check_experts(sizes, model)
+    check_experts(sizes, model)
     if sizes.tensor > 1:
         check_units(model, sizes.tensor)
     if sizes.pipeline == 1:
@@ -215,23 +221,6 @@ def check_model(
         )
     check_microbatches(schedule, microbatches, sizes.pipeline)
     find_links(model, sizes.pipeline * stages_per_rank(schedule, None))
-
-
-def _check_experts(sizes: MeshSizes, model: nn.Module) -> None:
-    """Experts go with replicas; their routers must not follow the load of one rank."""
-    if sizes.shard * sizes.tensor * sizes.pipeline > 1 and has_experts(model):
-        raise InputError(
-            "mesh: a model with experts goes with data only: losses of routers do not cross the"
-            " stages of a pipeline, and shard and tensor do not keep what experts without a token"
-            f" had. Use data: {sizes.num_ranks}."
-        )
-    by_bias = [name for name, layer in moe_layers(model) if layer.router.balance == "bias"]
-    if sizes.num_ranks > 1 and by_bias:
-        raise InputError(
-            f"mesh: the router of {by_bias[0] or 'the model'} has balance: bias, which follows the"
-            " load of one process, and ranks do not share their loads. Use balance: loss, or one"
-            " process."
-        )
 
 
 def lay_out(
@@ -258,6 +247,7 @@ def lay_out(
     local = structure_copy(model)
     cuts = share_units(local, session.group("tensor")) if sizes.tensor > 1 else {}
     rows = shard_tables(local, tables, talk)
+    experts = share_experts(local, session.group("expert")) if sizes.expert > 1 else {}
     forget_late(model)
     pipeline, holders, modules = None, {}, [local]
     if make_pipeline is not None:
@@ -270,16 +260,16 @@ def lay_out(
     for param in (param for module in modules for param in module.parameters()):
         whole, positions = cuts.get(param, (param, None))
         share = None
-        if param in rows:
-            whole, share = rows[param]
+        if param in rows or param in experts:
+            whole, share = rows[param] if param in rows else experts[param]
         name = names[whole]
         copies = sizes.num_parts * len(holders.get(name, [0]))
         if positions is None:
             copies *= sizes.tensor
-        if share is not None:
-            copies //= sizes.data
+        over_data, over_expert = param in rows, param in experts
+        copies //= (sizes.data if over_data else 1) * (sizes.expert if over_expert else 1)
         used[param] = ParameterShard(
-            name, whole, whole.shape, param, param, positions, share, copies, share is not None
+            name, whole, whole.shape, param, param, positions, share, copies, over_data, over_expert
         )
     places = {name: index for index, name in enumerate(shapes)}
     shards = sorted(used.values(), key=lambda shard: places[shard.name])

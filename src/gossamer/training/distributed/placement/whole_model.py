@@ -181,6 +181,8 @@ def _mine(
             continue
         if (shard.share is None and place.shard) or (shard.positions is None and place.tensor):
             continue
+        if place.expert and not shard.over_expert:
+            continue
         if placement.holders.get(shard.name, [place.pipeline])[0] != place.pipeline:
             continue
         index, trained = shard.index(), shard.trained
@@ -202,7 +204,7 @@ def _mine(
             "control": {k: _plain(t) for k, t in run.control.part_of(trained).items()},
         }
     buffers = {}
-    if place.data == place.shard == place.tensor == 0:
+    if place.data == place.shard == place.tensor == place.expert == 0:
         mine = {id(b) for module in placement.modules for b in module.buffers()}
         # Masks are final, and the leading rank has all of them.
         buffers = {
