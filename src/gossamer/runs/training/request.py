@@ -150,7 +150,7 @@ def make_task(request: TrainRequest, folder: Path, saved_tokenizer: bytes | None
 
 def _check_reader(model: nn.Module, task: str, vocabulary: int) -> None:
     """Refuse a model of transformers that cannot learn from these tokens, before it is called."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "model_type"):
         return  # a class of the user's own, which may do anything
     kind = type(model).__name__
