@@ -68,13 +68,14 @@ class LearnedGrowth(nn.Module):
         slot, sources, number = self._sources(name)
         axes, made, read = self._axes(sources)
         old = self._turned(axes, self.old[sources[0]])
-        rows, columns = old.shape[0] // axes.segments, old.shape[1]
+        segments = len(axes.segments)  # of equal shares, in the models that race here
+        rows, columns = old.shape[0] // segments, old.shape[1]
         like = {"dtype": old.dtype, "device": old.device}
         # Tables are looked up: their tokens are not mixed.
         is_mixed = axes.read not in ("fixed", "vocabulary")
         if self._key(slot, "made") not in self.learned:
             size = rows if axes.made != "vocabulary" else 0
-            eyes = torch.eye(size, **like).repeat(axes.segments, made, 1, 1)
+            eyes = torch.eye(size, **like).repeat(segments, made, 1, 1)
             self.learned[self._key(slot, "made")] = Parameter(eyes)
             size = columns if is_mixed else 0
             self.learned[self._key(slot, "read")] = Parameter(
@@ -94,7 +95,7 @@ class LearnedGrowth(nn.Module):
         made, read, share = (self.learned[self._key(slot, k)] for k in ("made", "read", "share"))
         mixture = self.learned[self._key(slot, "mix", number)]
         old = torch.stack([self._turned(axes, self.old[source]) for source in sources])
-        mixed = torch.einsum("l,loi->oi", mixture, old).unflatten(0, (axes.segments, -1))
+        mixed = torch.einsum("l,loi->oi", mixture, old).unflatten(0, (len(axes.segments), -1))
         blocks = mixed[:, None].expand(-1, share.shape[0], -1, -1)  # S P O I
         if made.numel():
             blocks = made @ blocks

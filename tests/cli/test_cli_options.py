@@ -41,7 +41,7 @@ GOLDEN = {
     "recipe schema": [],
     "run encode": [
         *("MODEL", "FILE", "--batch", "--max-tokens", "--no-normalise", "--normalise", "--out"),
-        *("--pooling", "--precision", "--special-tokens", "--threads", "-o"),
+        *("--pooling", "--precision", "--prompt", "--special-tokens", "--threads", "-o"),
     ],
     "run score": ["MODEL", "FILE", "--out", "--precision", "--threads", "-o"],
     "run serve": [
@@ -55,7 +55,7 @@ GOLDEN = {
             "--pooling",
             "--port",
         ),
-        *("--precision", "--threads", "--timeout", "--attention", "--context", "--kv"),
+        *("--precision", "--prompt", "--threads", "--timeout", "--attention", "--context", "--kv"),
     ],
     "explain": ["--html", "--profile", "MODEL", "--kernel", "--precision", "--tokens"],
     "bench model": [
@@ -65,6 +65,7 @@ GOLDEN = {
     "bench linear": ["--pattern", "--shape", "--sparsity", "--threads", "--tokens"],
     "convert": ["IN", "OUT", "--format"],
     "doctor": [],
+    "completion": ["SHELL"],
 }
 
 

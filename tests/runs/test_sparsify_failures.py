@@ -179,7 +179,7 @@ def test_a_failed_compact_changes_neither_model_nor_optimizer(monkeypatch):
     gossamer.sparsify(net, sparsity=0.5)
     net(batches()[0]).square().mean().backward()
     optimizer.step()
-    monkeypatch.setattr("gossamer.nn.surgery.compaction.fixing.disable_fast_paths", explode)
+    monkeypatch.setattr("gossamer.nn.surgery.compaction.disable_fast_paths", explode)
     before, state = picture(net), optimizer_picture(optimizer)
     with pytest.raises(Boom):
         gossamer.compact(net, optimizer)

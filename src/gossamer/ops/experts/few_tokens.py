@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import direct_address
+from gossamer.ops.addresses import address, direct_address
 from gossamer.ops.calls import is_traced
 from gossamer.ops.kernels import active_kernels, available_extensions
 
 # Tokens per expert that has any, in the mean: up to 32 measured faster, from 128 slower.
 _MOST_TOKENS = 48
 _FEWEST_HALVES = 8
+_WHERE = "experts"
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -64,11 +65,11 @@ def product(
     y = x.new_empty(len(x), outputs)
     _native.product_of_experts(
         _starts(counts),
-        x.data_ptr(),
-        weight_RK.data_ptr(),
+        address(x, _WHERE),
+        address(weight_RK, _WHERE),
         weight_RK.dtype == torch.bfloat16,
-        0 if bias is None else bias.data_ptr(),
-        y.data_ptr(),
+        address(bias, _WHERE),
+        address(y, _WHERE),
         len(x),
         outputs,
         inner,
@@ -86,10 +87,10 @@ def input_gradient(
     dx = grad.new_empty(len(grad), inner)
     _native.input_gradient_of_experts(
         _starts(counts),
-        grad.data_ptr(),
-        weight_RK.data_ptr(),
+        address(grad, _WHERE),
+        address(weight_RK, _WHERE),
         weight_RK.dtype == torch.bfloat16,
-        dx.data_ptr(),
+        address(dx, _WHERE),
         len(grad),
         outputs,
         inner,

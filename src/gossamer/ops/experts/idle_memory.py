@@ -4,6 +4,8 @@
 import numpy as np
 import torch
 
+from gossamer.ops.addresses import address
+
 _LINE = 64
 # Smaller arrays are zeroed faster than they are mapped.
 _WORTH_MAPPING = 1 << 22
@@ -19,5 +21,5 @@ def zeros_like(weight_RK: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(weight_RK, memory_format=torch.contiguous_format)
     # numpy asks the system for pages that are zero; torch's own allocator does not.
     memory = torch.from_numpy(np.zeros(nbytes + _LINE, dtype=np.uint8))
-    start = -memory.data_ptr() % _LINE
+    start = -address(memory, "experts") % _LINE
     return memory[start : start + nbytes].view(weight_RK.dtype).view(weight_RK.shape)

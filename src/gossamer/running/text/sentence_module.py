@@ -6,6 +6,7 @@ pools. `sentence_transformer` makes the whole of a path.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -89,12 +90,12 @@ def sentence_transformer(path: str, *, precision: str = "fp32") -> Any:
         path: an artifact, or a local directory of transformers or sentence-transformers.
         precision: the lowest one that kernels may compute in.
     """
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
+    if find_spec("sentence_transformers") is None:
         raise ResourceError(
             "sentence-transformers is not installed. Install it: pip install sentence-transformers."
-        ) from error
+        )
+    from sentence_transformers import SentenceTransformer
+
     fast = compile_model(load(path), tokens=_TOKENS, inplace=True, precision=precision)
     module = SentenceModule(fast, read_beside(path))
     return SentenceTransformer(
