@@ -26,7 +26,7 @@ from gossamer.zoo import MLP
 
 SIZES = (16, 24, 20, 12, 3)
 # What writes one layer: the tensors, their way to the disk, their final name.
-HOOKS = [(journal_module, "save_file"), (os, "fsync"), (Path, "replace")]
+HOOKS = [(journal_module, "write_tensors"), (os, "fsync"), (Path, "replace")]
 
 
 def prune(folder: Path, *, kill_at: int | None = None) -> None:
