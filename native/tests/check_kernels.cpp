@@ -37,7 +37,6 @@ const Family families[] = {
     {check_bf16_pairs, fuzz_bf16_pairs},
     {check_row_groups, fuzz_row_groups},
     {check_encoder, fuzz_encoder},
-    {check_decoder, fuzz_decoder},
     {check_few, fuzz_few},
     {check_few_int, fuzz_few_int},
     {check_absorb, fuzz_absorb},
