@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find native -type f) $(shell find src -type d -not -name __pycache__) \
   CMakeLists.txt pyproject.toml
 
-.PHONY: quickstart check test test-slow native-test native-fuzz fuzz differential lint format bench setup release clean
+.PHONY: quickstart check test test-slow native-test native-fuzz fuzz differential lint format bench docs setup release clean
 
 setup: $(VENV)/.installed
 
@@ -79,6 +79,14 @@ bench: setup
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/conv.py
 	-$(BIN)/python benchmarks/dlmc.py --quick
+
+# The site in build/docs/html, to be opened from disk: a warning, a link that leads nowhere or anything fetched is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/build.py
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) sphinx furo myst-parser sphinx-copybutton
+	touch $@
 
 # Wheels and sdist below dist/, each installed in an empty environment and tried; PYTHONS="3.11" makes some.
 release:
