@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy
 
 import gossamer
 from gossamer.training.optim import AdamW
+from gossamer.training.optim.scaling import LossScaler
+from gossamer.training.samo import hold_samo
 from gossamer.zoo import GPT
 
 SIZES = {
@@ -28,14 +30,21 @@ class Case:
         optimizer: takes parameters.
         split: whether the pruned weights are bf16 with the rest of their bits in the optimizer.
         gives_up: whether values live in the dense weight only.
-        autocast: run forward under bf16 autocast.
+        autocast: the dtype of forward under autocast; None for float32.
+        holds: the dtype of weights with float32 masters and gradients: of SAMO, or of a dense
+            model in mixed precision.
     """
 
     mode: str
     optimizer: Callable
     split: bool = False
     gives_up: bool = False
-    autocast: bool = False
+    autocast: torch.dtype | None = None
+    holds: torch.dtype | None = None
+
+    def scaler(self):
+        """Of the loss, for float16."""
+        return LossScaler(2.0**12) if self.autocast is torch.float16 else None
 
 
 def fused_adamw(params):
@@ -51,9 +60,17 @@ def exact_adamw(params):
     return AdamW(params, 1e-3, fused=True)
 
 
+def wide_adamw(params):
+    return AdamW(params, 1e-3, master="wide")
+
+
+HALF, BRAIN = torch.float16, torch.bfloat16
 CASES = {
     "dense": Case("dense", fused_adamw),
-    "dense bf16": Case("dense", fused_adamw, autocast=True),
+    "dense bf16": Case("dense", fused_adamw, autocast=BRAIN),
+    "dense mixed": Case("dense", wide_adamw, autocast=HALF, holds=HALF),
+    "samo": Case("samo", wide_adamw, autocast=HALF, holds=HALF),
+    "samo bf16": Case("samo", wide_adamw, autocast=BRAIN, holds=BRAIN),
     "fp32": Case("kernel", fused_adamw),
     "exact": Case("kernel", exact_adamw, split=True),
     "8bit": Case("kernel", eight_bit_adamw, split=True),
@@ -71,7 +88,9 @@ def build_gpt(size, case, sparsity, *, recompute=False):
         # Block by block: masks and values of one block at a time beside the dense weights.
         for block in model.blocks:
             gossamer.sparsify(block, sparsity=sparsity)
-            gossamer.compact(block, mode=CASES[case].mode)
+            # Values get their 16 bits with the optimizer.
+            mode = "jit" if CASES[case].mode == "samo" else CASES[case].mode
+            gossamer.compact(block, mode=mode)
     return model
 
 
@@ -82,22 +101,34 @@ def prepare(model, case):
     layers = [m for m in model.modules() if isinstance(m, gossamer.nn.Linear)]
     if settings.split:
         optimizer.split_masters(layer.values for layer in layers)
+    if settings.mode == "samo":
+        hold_samo(model, optimizer, settings.holds)
+    elif settings.holds is not None:
+        optimizer.split_masters(block_weights(model), dtype=settings.holds)
     if settings.gives_up:
         for layer in layers:
             layer.give_up_values()
     return optimizer
 
 
-def loss_of(model, ids, *, autocast=False):
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+def block_weights(model):
+    """Weights of the linear layers of all blocks of a dense model: what others prune."""
+    return [m.weight for m in model.blocks.modules() if isinstance(m, torch.nn.Linear)]
+
+
+def loss_of(model, ids, *, autocast=None):
+    with torch.autocast("cpu", autocast or BRAIN, enabled=autocast is not None):
         logits = model(ids[:, :-1])
     return cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
 
-def train_step(model, optimizer, ids, *, autocast=False):
+def train_step(model, optimizer, ids, *, autocast=None, scaler=None):
     """One step on ids [B, T + 1]; gradients stay."""
     optimizer.zero_grad()
     loss = loss_of(model, ids, autocast=autocast)
-    loss.backward()
-    optimizer.step()
+    (loss if scaler is None else scaler.scale(loss)).backward()
+    if scaler is None:
+        optimizer.step()
+    elif not scaler.step(optimizer):
+        raise SystemExit("a gradient overflowed: the step was skipped and shows nothing")
     return loss.item()

@@ -12,8 +12,8 @@ from gossamer.data.clicks import read_features
 from gossamer.io import read_beside
 from gossamer.nn import quantize_tables
 from gossamer.training.loop.evaluation import BestState
-from gossamer.training.loop.run import gradient_numbers
 from gossamer.training.optim import SideBySide
+from gossamer.training.optim.gradients import gradient_numbers
 from gossamer.training.optim.tables import TableAdagrad
 from gossamer.training.run_files import read_metrics
 from gossamer.zoo import DLRM

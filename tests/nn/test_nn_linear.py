@@ -290,7 +290,9 @@ def test_bad_construction_is_refused():
         gnn.Linear.from_dense(dense, torch.ones(4, 8))
     with pytest.raises(InputError, match=r"\[4, 8\].*\[8, 4\]"):
         gnn.Linear.from_dense(dense, torch.ones(8, 4, dtype=torch.bool))
-    with pytest.raises(InputError, match="mode must be one of jit, resident, kernel; got 'fast'"):
+    with pytest.raises(
+        InputError, match="mode must be one of jit, resident, kernel, samo; got 'fast'"
+    ):
         gnn.Linear.from_dense(dense, torch.ones(4, 8, dtype=torch.bool), mode="fast")
     bits = torch.full((4, 1), 255, dtype=torch.uint8)
     with pytest.raises(InputError, match=r"keeps 32 weights.*\[31\]"):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no grid can lay out is refused while masks still move, in one sentence."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.training.distributed import MeshSizes
 from gossamer.training.distributed.placement.placement import check_model
-from gossamer.training.optim import LAMB
+from gossamer.training.optim import LAMB, AdamW
 from gossamer.zoo import GPT, MLP
 from gossamer.zoo.switch import SwitchGPT
 
@@ -46,6 +48,8 @@ def test_what_works_is_not_refused(mesh):
         ({"pipeline": 2, "schedule": "zero-bubble-v"}, "4 stages need at least as many layers"),
         ({"pipeline": 2, "schedule": "interleaved"}, "or a multiple of 2; got 5"),
         ({"pipeline": 2, "precision": "bf16"}, "precision bf16 and a pipeline"),
+        ({"pipeline": 2, "precision": "fp16"}, "precision fp16 and a pipeline"),
+        ({"shard": 2, "make": partial(AdamW, master="wide")}, "SAMO's dense weights"),
         ({"tensor": 2}, "has 3 units, which 2 ranks cannot share"),
         ({"shard": 2, "make": LAMB}, "LAMB needs norms of whole weights"),
     ],

@@ -9,7 +9,7 @@ Legend: R rows (outputs), K columns (everything else: inputs, or inputs x kernel
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ from gossamer.patterns import Pattern, Unstructured
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Mode = Literal["jit", "resident", "kernel"]
+Mode = Literal["jit", "resident", "kernel", "samo"]
 
 
 class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
@@ -51,7 +51,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
     """
 
     form = "compact"
-    MODES: ClassVar[tuple[Mode, ...]] = get_args(Mode)
+    MODES: ClassVar[tuple[Mode, ...]] = ("jit", "resident", "kernel")
 
     values: nn.Parameter
     bias: nn.Parameter | None
@@ -68,8 +68,7 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
     ) -> None:
         super().__init__()
         where = f"compact {type(self).__name__}"
-        if mode not in self.MODES:
-            raise InputError(f"{where}: mode must be one of {', '.join(self.MODES)}; got {mode!r}.")
+        self._check_mode(mode)
         self._shape = shape
         self.pattern = Unstructured() if pattern is None else pattern
         self.mode: Mode = mode
@@ -83,6 +82,24 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
         # Not a buffer: DDP would broadcast the dense copy at every forward.
         self._dense: torch.Tensor | None = None
         self._dense_source: tuple[int, int] | None = None
+        if mode == "samo":
+            self.give_up_values()
+
+    def _check_mode(self, mode: Mode) -> None:
+        if mode not in self.MODES:
+            raise InputError(
+                f"compact {type(self).__name__}: mode must be one of {', '.join(self.MODES)}; got"
+                f" {mode!r}."
+            )
+
+    def switch(self, mode: Mode) -> None:
+        """Multiply in another mode from now on; values that were given up come back first."""
+        self._check_mode(mode)
+        self.take_back_values()
+        self.mode = mode
+        self.refresh()
+        if mode == "samo":
+            self.give_up_values()
 
     @staticmethod
     @abstractmethod
@@ -214,15 +231,20 @@ class CompactWeight(MayGiveUpValues, HasNoWeight, SparseLayer):
 
     def take(self, matrix: SparseMatrix, mode: Mode) -> None:
         """Hold another sparse weight of the same shape; the Parameter object stays."""
+        self._check_mode(mode)
         self.take_back_values()
         self.values.grad = None
         self.values.data = matrix.values.to(self.values.device)
         self.mask_bits.copy_(matrix.positions.bits())
-        self.pattern, self.mode = matrix.pattern, mode
-        self.refresh()
+        self.pattern = matrix.pattern
+        self.switch(mode)
 
     def __getattr__(self, name: str) -> Any:
         # Not a property: state_dict, parameters and hooks on Parameters know nothing of it.
+        home = self.__dict__.get("_home") if name == "mask_bits" else None
+        if home is not None:
+            # In mode "samo" the index stands for it.
+            return home.mask_bits()
         if name == "weight" and "values" in self.__dict__.get("_parameters", ()):
             values = self.values
             advice = (

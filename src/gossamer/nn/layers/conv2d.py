@@ -22,6 +22,7 @@ from gossamer.ops.training import (
     why_dense,
     why_unusable,
 )
+from gossamer.ops.training.dense_weight import dense_of
 from gossamer.patterns import Pattern
 
 
@@ -40,10 +41,13 @@ class Conv2d(ConvAttributes, CompactWeight):
             multiplies on sparse kernels, forward and backward, and keeps nothing beside values and
             mask; what they cannot take (other dtypes than float32, other devices than the CPU,
             autocast) runs as "jit" and is counted as a dense fallback.
-            `gossamer.training.modes.choose_modes` measures which is faster.
+            `gossamer.training.modes.choose_modes` measures which is faster. "samo" holds the dense
+            weight and an int32 index, with and without gradients, as a Linear of that mode does.
     """
 
     kind = "conv"
+    MODES = ("jit", "resident", "kernel", "samo")
+    TRAINS_ON_DENSE = ("samo",)
 
     def __init__(
         self,
@@ -80,7 +84,14 @@ class Conv2d(ConvAttributes, CompactWeight):
             if reason is None:
                 return compact_conv(x, self.values, self.mask_bits, self.bias, self.settings)
             report_fallback("compact Conv2d, mode 'kernel'", reason)
-        if self.mode == "resident" and not is_traced(x) and not torch.is_grad_enabled():
+        if self._home is not None and not is_traced(x):
+            weight_RK = dense_of(self.values, self._home.dense, self._home.positions)
+        elif self._home is not None:
+            raise InputError(
+                "compact Conv2d: its values were given up to the dense weight, and a compiler wants"
+                " them. Call take_back_values() first."
+            )
+        elif self.mode == "resident" and not is_traced(x) and not torch.is_grad_enabled():
             weight_RK = self._fresh_dense()
         else:
             weight_RK = expand_values(self.values, self.mask_bits, self.matrix_shape[1])

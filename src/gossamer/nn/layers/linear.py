@@ -13,6 +13,7 @@ from gossamer.errors import InputError
 from gossamer.nn.layers.compact import CompactWeight, Mode
 from gossamer.ops.calls import is_traced
 from gossamer.ops.training import compact_linear, resident_linear, why_unusable
+from gossamer.ops.training.dense_weight import dense_linear, dense_of
 from gossamer.patterns import Pattern
 
 
@@ -34,11 +35,14 @@ class Linear(CompactWeight):
             values and mask; inputs of another dtype than float32 or on another device than the CPU
             run as "jit", counted as dense fallbacks. `gossamer.training.modes.choose_modes`
             measures which is faster. Under torch.compile, torch.export and tracers "resident" runs
-            as "jit". 16-bit values take 32-bit inputs in every mode.
+            as "jit". 16-bit values take 32-bit inputs in every mode. "samo" is SAMO as published:
+            the dense weight and an int32 index are all there is, as after `give_up_values`;
+            `gossamer.training.samo` makes it of a model and its optimizer.
     """
 
     kind = "linear"
-    TRAINS_ON_DENSE = True
+    MODES = ("jit", "resident", "kernel", "samo")
+    TRAINS_ON_DENSE = ("resident", "samo")
 
     def __init__(
         self,
@@ -66,12 +70,15 @@ class Linear(CompactWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x W^T + b` for x [..., K]."""
-        if self.mode == "resident" and not is_traced(x):
+        if self._home is not None and self._home.has_index and not is_traced(x):
+            weight = dense_of(self.values, self._home.dense, self._home.positions)
+            return dense_linear(x, weight, self.bias)
+        if self.mode in self.TRAINS_ON_DENSE and not is_traced(x):
             return resident_linear(x, self.values, self._fresh_dense(), self.mask_bits, self.bias)
         if self._home is not None:
             raise InputError(
-                "compact Linear: its values were given up to the dense weight of mode 'resident',"
-                f" and mode {self.mode!r} or a compiler wants them. Call take_back_values() first."
+                "compact Linear: its values were given up to the dense weight, and mode"
+                f" {self.mode!r} or a compiler wants them. Call take_back_values() first."
             )
         return compact_linear(
             x,

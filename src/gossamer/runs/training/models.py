@@ -188,7 +188,9 @@ def _has_quantized_tables(model: nn.Module) -> bool:
     return any(table_of(module) is not None for module in model.modules())
 
 
-def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(
+    settings: OptimizerSettings, model: nn.Module, compaction: str = "auto"
+) -> torch.optim.Optimizer:
     """The optimizer over all trainable parameters of `model`; biases, norms and scales never decay.
 
     Nor do they get a rate of their own from LAMB or LARS, as both were published. With plain fp32
@@ -210,7 +212,9 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
         groups[-1]["adapt"] = False
     passed_on = {"lr", *OPTIMIZER_OWNERS}
     own = settings.model_dump(include=passed_on, exclude_none=True)
-    form = {"master": settings.master, "moments": settings.moments}
+    form: dict[str, str] = {"master": settings.master, "moments": settings.moments}
+    if compaction == "samo":
+        form["master"] = "wide"
     made: torch.optim.Optimizer
     if set(form.values()) == {"fp32"} and settings.name in _PLAIN:
         made = _PLAIN[settings.name](groups, **own)

@@ -69,7 +69,7 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
         settings = loop_settings(train, task)
         seed_all(train.seed)
         model = model_of(train, task)
-        optimizer = build_optimizer(train.optimizer, model)
+        optimizer = build_optimizer(train.optimizer, model, train.compaction)
         model.train()
         began = time.perf_counter()
         torch.autograd.backward(only_loss(task.loss(model, task.batches[0])))
@@ -113,12 +113,15 @@ def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int)
             sparsity = schedule.sparsity or 0.0 if fixed is None else 1 - fixed
         master_bytes = _LOW_BYTES[train.optimizer.master]
         weight_bytes = 2 if master_bytes else 4
-        sparse = state_cost(
+        cost = state_cost(
             weight_bytes=weight_bytes,
             master_bytes=master_bytes,
             moment_bytes=_moment_bytes(train),
             dense_bytes=weight_bytes if train.compaction == "resident" else 0,
-        ).by_kind(1 - sparsity)
+        )
+        if train.compaction == "samo":
+            cost = StateCost.samo(moment_bytes=_moment_bytes(train))
+        sparse = cost.by_kind(1 - sparsity)
     both = {
         kind: round(rest.get(kind, 0) * (parameters - pruned) + sparse.get(kind, 0) * pruned)
         for kind in KINDS

@@ -203,7 +203,7 @@ def prepare(
     is_cut = is_cut and train.schedule is None and not settings.grow
     model = model_of(train, task, is_cut=is_cut)
     num_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    optimizer = build_optimizer(train.optimizer, model)
+    optimizer = build_optimizer(train.optimizer, model, train.compaction)
     follow_experts(model, optimizer)
     schedule: Any = train.schedule
 

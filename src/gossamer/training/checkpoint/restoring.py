@@ -80,10 +80,10 @@ def restore_forms(
             compact(model, optimizer)
         for name, layer in sparse_layers(model, "compact"):
             if name in forms:
-                layer.mode = forms[name]["mode"]
+                layer.take_back_values()
                 # Masters that were split: the Parameter object stays, as the optimizer knows it.
                 layer.values.data = layer.values.data.to(DTYPE_NAMES[forms[name]["dtype"]])
-                layer.refresh()
+                layer.switch(forms[name]["mode"])
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"layers: the saved forms are not usable ({error}).") from error
     if layer_forms(model) != {name: dict(entry) for name, entry in forms.items()}:

@@ -20,9 +20,11 @@ from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery.compaction import compact
 from gossamer.training.checkpoint.random_state import undisturbed_random
 from gossamer.training.loop.processes import Processes
+from gossamer.training.loop.settings import LOW_PRECISIONS
 from gossamer.training.memory import measure
 from gossamer.training.modes import choose_modes
 from gossamer.training.optim import SmallStateOptimizer
+from gossamer.training.samo import check_samo, hold_samo
 
 
 class Stopwatch:
@@ -169,6 +171,9 @@ class CompactionWatch:
         self._processes = processes
         self._before: deque[float] = deque(maxlen=_TIMED_STEPS)
         self._after: list[float] | None = None
+        if processes.run.settings.compaction == "samo":
+            # Now, not after half of the run.
+            check_samo(processes.run.model, processes.run.optimizer)
 
     def compact(self) -> dict[str, Any] | None:
         """Compact the model; what changed, or None if there is nothing to do."""
@@ -181,6 +186,8 @@ class CompactionWatch:
         result = compact(model, run.optimizer, mode=settings.mode)
         if settings.split_masters:
             self._split_masters()
+        if settings.compaction == "samo":
+            hold_samo(model, run.optimizer, LOW_PRECISIONS[settings.precision])
         choices = []
         if settings.compaction == "auto":
             choices = choose_modes(model, settings.tokens, example=run.around.example)

@@ -6,6 +6,7 @@ number, the learning rate of the step, and everything else is in the checkpoint.
 Inf gradients are skipped and do not count as steps, so schedules stay in time.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ from gossamer.training.loop.run import (
 )
 from gossamer.training.loop.settings import LoopSettings
 from gossamer.training.optim import SmallStateOptimizer
+from gossamer.training.optim.scaling import LossScaler
 
 MAX_SKIPPED_IN_A_ROW = 3
 _ALONE = Surroundings()
@@ -88,6 +90,8 @@ class Loop(TrainingRun):
         control = NoControl(model) if control is None or callable(control) else control
         growth = GrowthWatch(settings.grow, settings.step_tokens)
         super().__init__(model, optimizer, objective, batches, settings, control, around, growth)
+        if settings.precision == "fp16":
+            self.scaler = LossScaler()
         self.processes = Processes() if processes is None else processes
         self.processes.run = self
         self.in_a_row = 0
@@ -132,6 +136,7 @@ class Loop(TrainingRun):
             "best": None if self.best is None else self.best.state_dict(),
             "objective": None if self._memory is None else self._memory.state_dict(),
             "random": capture_random(),
+            **({} if self.scaler is None else {"loss_scale": self.scaler.state_dict()}),
             **({"growth": self.growth.state_dict()} if self.growth.steps else {}),
         }
 
@@ -165,6 +170,8 @@ class Loop(TrainingRun):
                 self.best.load_state_dict(state["best"])
             if self._memory is not None:
                 self._memory.load_state_dict(state["objective"])
+            if self.scaler is not None and (not keep_settings or "loss_scale" in state):
+                self.scaler.load_state_dict(state["loss_scale"])
             restore_random(state["random"])
         except (KeyError, TypeError) as error:
             raise ArtifactError(
@@ -286,7 +293,7 @@ class Loop(TrainingRun):
         self.model.eval()
         with undisturbed_random():
             batch = self.batches[self.taken]
-            loss, _ = loss_of(self.objective, self.model, batch, bf16=False)
+            loss, _ = loss_of(self.objective, self.model, batch)
         self.model.train(self.settings.in_train_mode)
         return float(loss)
 
@@ -339,6 +346,8 @@ class Loop(TrainingRun):
         if not torch.tensor([loss, norm]).isfinite().all():
             self._skip(loss)
             return False
+        if self.scaler is not None:
+            self.scaler.follow(True)
         clip, grads = self.settings.clip, self.gradients
         if clip is not None and norm > clip and grads:
             torch._foreach_mul_(grads, clip / norm)
@@ -362,6 +371,7 @@ class Loop(TrainingRun):
                 sparsity=self.processes.sparsity(),
                 ms=round(sum(self._recent_ms) / len(self._recent_ms), 3),
                 skipped=self.skipped,
+                **({} if self.scaler is None else {"loss_scale": self.scaler.factor}),
                 **numbers,
             )
         traffic = self.processes.traffic()
@@ -385,7 +395,12 @@ class Loop(TrainingRun):
                 numbers[name] = numbers.get(name, 0.0) + value
         penalty = self.control.penalty()
         if penalty is not None:
-            torch.autograd.backward(penalty)
+            torch.autograd.backward(penalty if self.scaler is None else self.scaler.scale(penalty))
+        if self.scaler is not None:
+            self.scaler.unscale(self.optimizer)
+        elif isinstance(self.optimizer, SmallStateOptimizer):
+            # Norms and clipping are of what the step takes.
+            self.optimizer.raise_gradients()
         return self.processes.agree(total, numbers, signal)
 
     def _skip(self, loss: float) -> None:
@@ -393,8 +408,14 @@ class Loop(TrainingRun):
         layers = self.processes.not_finite() or ["the loss, or the norm of all gradients"]
         self.optimizer.zero_grad()
         self.skipped += 1
+        scaled = {} if self.scaler is None else {"loss_scale": self.scaler.factor}
+        self._log("skipped", batch=self.taken - 1, loss=loss, layers=layers[:8], **scaled)
+        if self.scaler is not None:
+            self.scaler.follow(False)
+            if math.isfinite(loss):
+                # A smaller scale may do; no scale mends a loss.
+                return
         self.in_a_row += 1
-        self._log("skipped", batch=self.taken - 1, loss=loss, layers=layers[:8])
         if self.in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise TrainingDiverged(
                 f"step {self.step}: gradients were NaN or Inf {self.in_a_row} times in a row, in"

@@ -18,8 +18,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import InputError
-from gossamer.training.loop.run import Evaluate, Objective, TrainingRun, gradient_numbers
+from gossamer.training.loop.run import Evaluate, Objective, TrainingRun
+from gossamer.training.loop.settings import LOW_PRECISIONS
 from gossamer.training.memory import measure
+from gossamer.training.optim.gradients import gradient_numbers
 
 __all__ = [
     "Agreement",
@@ -70,10 +72,11 @@ class Processes:
 
     def _backward_once(self, model: nn.Module, batch: Any) -> LossAndNumbers:
         """Gradients of one batch, as a part of the batches of a step."""
-        settings = self.run.settings
-        count, bf16 = settings.accumulate, settings.precision == "bf16"
-        loss, found = loss_of(self.run.objective, model, batch, bf16=bf16)
-        torch.autograd.backward(loss.float() / count if loss.dtype.itemsize < 4 else loss / count)
+        settings, scaler = self.run.settings, self.run.scaler
+        count, low = settings.accumulate, LOW_PRECISIONS.get(settings.precision)
+        loss, found = loss_of(self.run.objective, model, batch, low=low)
+        mean = loss.float() / count if loss.dtype.itemsize < 4 else loss / count
+        torch.autograd.backward(mean if scaler is None else scaler.scale(mean))
         return float(loss.detach()) / count, {name: float(v) / count for name, v in found.items()}
 
     def agree(self, loss: float, numbers: Mapping[str, float], signal: int) -> Agreement:
@@ -135,10 +138,10 @@ def not_finite_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, in
 
 
 def loss_of(
-    objective: Objective, model: nn.Module, batch: Any, *, bf16: bool
+    objective: Objective, model: nn.Module, batch: Any, *, low: torch.dtype | None = None
 ) -> tuple[torch.Tensor, Mapping[str, float]]:
-    """The loss as one number, and the objective's numbers."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    """The loss as one number, and the objective's numbers; `low` is the dtype of products."""
+    with torch.autocast("cpu", low or torch.bfloat16, enabled=low is not None):
         result = objective(model, batch)
     loss, found = result if isinstance(result, tuple) else (result, {})
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -16,10 +16,11 @@ from torch import nn
 from gossamer.data import Batches
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery.optimizer_state import Part
-from gossamer.ops.table.training import row_gradient
 from gossamer.training.checkpoint import CheckpointWriter
 from gossamer.training.growth import GrowthWatch
 from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.optim.gradients import step_gradient
+from gossamer.training.optim.scaling import LossScaler
 from gossamer.training.run_files import Sink
 
 
@@ -154,6 +155,7 @@ class TrainingRun:
         step: optimizer steps taken.
         taken: batches taken.
         skipped: batches whose gradients were not finite.
+        scaler: of the loss, in precision "fp16".
     """
 
     model: nn.Module
@@ -167,6 +169,7 @@ class TrainingRun:
     step: int = 0
     taken: int = 0
     skipped: int = 0
+    scaler: LossScaler | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -186,20 +189,4 @@ class TrainingRun:
 
     def gradient_of(self, param: nn.Parameter) -> torch.Tensor | None:
         """The numbers of a parameter's gradient, to be read or changed in place."""
-        return gradient_numbers(param)
-
-
-def gradient_numbers(param: nn.Parameter) -> torch.Tensor | None:
-    """The numbers of a gradient, to be read or changed in place; of a sparse one those of its rows.
-
-    Rows that occur several times are added up first, in the gradient itself: its norm is that of
-    the sum. So it is for the codes of tables that are trained without float32 rows.
-    """
-    if not param.is_floating_point():
-        found = row_gradient(param, take=False)
-        return None if found is None else found[1].values
-    if param.grad is None or not param.grad.is_sparse:
-        return param.grad
-    if not param.grad.is_coalesced():
-        param.grad = param.grad.coalesce()
-    return param.grad.values()
+        return step_gradient(self.optimizer, param)

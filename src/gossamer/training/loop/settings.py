@@ -12,15 +12,17 @@ from gossamer.nn.layers import Mode
 from gossamer.training.growth import GrowthStep
 
 __all__ = [
+    "LOW_PRECISIONS",
     "Compaction",
     "LearningRate",
     "LoopSettings",
     "Shape",
 ]
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+LOW_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Shape = Literal["cosine", "linear", "constant", "wsd"]
-Compaction = Literal["auto", "off", "jit", "kernel", "resident"]
+Compaction = Literal["auto", "off", "jit", "kernel", "resident", "samo"]
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,12 @@ class LoopSettings:
             depends on the machine's speed.
         accumulate: batches whose gradients make one step.
         clip: largest 2-norm of the gradient; None does not clip.
-        precision: "bf16" runs forward and loss under autocast.
+        precision: "bf16" and "fp16" run forward and loss under autocast; in "fp16" the loss is
+            scaled, and steps whose gradients overflow are skipped.
         recompute: activation checkpointing.
         compaction: what happens when the masks are final: "auto" compacts and measures the mode of
-            each layer, a mode sets it, "off" stays masked.
+            each layer, a mode sets it, "off" stays masked. "samo" also holds weights in the 16 bits
+            of `precision`, with masters and gradients in float32 beside them.
         split_masters: compact values become bf16, with the low bits that make them exact in the
             state of a `gossamer.training.optim` optimizer.
         tokens: activation rows of one batch, for measuring modes.
@@ -140,7 +144,14 @@ class LoopSettings:
         if self.keep_best is not None and self.grow:
             raise InputError("keep_best: the best state may be of a smaller model than the last.")
         if self.precision not in get_args(Precision):
-            raise InputError(f"precision: expected fp32 or bf16, got {self.precision!r}.")
+            raise InputError(f"precision: expected fp32, bf16 or fp16, got {self.precision!r}.")
+        if self.compaction == "samo" and self.precision not in LOW_PRECISIONS:
+            raise InputError(
+                "compaction: samo holds 16-bit weights; set precision to fp16 or bf16, not"
+                f" {self.precision!r}."
+            )
+        if self.compaction == "samo" and self.split_masters:
+            raise InputError("compaction: samo has float32 masters; leave split_masters out.")
         if self.compaction not in get_args(Compaction):
             raise InputError(
                 f"compaction: expected one of {', '.join(get_args(Compaction))}, got"
@@ -152,4 +163,5 @@ class LoopSettings:
         """The mode that compact layers start with."""
         if self.compaction == "kernel" or self.compaction == "resident":
             return self.compaction
+        # "samo" follows once values have their 16 bits.
         return "jit"

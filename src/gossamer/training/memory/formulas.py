@@ -42,6 +42,30 @@ class StateCost:
     per_kept: Mapping[Kind, float]
     per_weight: Mapping[Kind, float]
 
+    @staticmethod
+    def samo(
+        weight_bytes: int = 2,
+        master_bytes: float = 4,
+        moment_bytes: float = 8,
+        *,
+        is_wide: bool = True,
+    ) -> "StateCost":
+        """The cost of a weight in mode "samo": a dense weight, an int32 index of what is kept.
+
+        Args:
+            weight_bytes: of an entry of the dense weight, and of a kept gradient.
+            master_bytes: of a master.
+            moment_bytes: of all moments of one entry.
+            is_wide: whether gradients are raised to float32, and masters rounded in a copy.
+        """
+        kept: dict[Kind, float] = {
+            "gradients": weight_bytes + (4 if is_wide else 0),
+            "masters": master_bytes + (weight_bytes if is_wide else 0),
+            "moments": moment_bytes,
+            "positions": 4,
+        }
+        return StateCost(kept, {"weights": weight_bytes})
+
     def by_kind(self, density: float) -> dict[Kind, float]:
         """Bytes per parameter, by kind, for a kept fraction."""
         if not 0 <= density <= 1:
@@ -106,9 +130,7 @@ VARIANTS = {
         {}, {"weights": 2, "gradients": 2 + 4, "masters": 4, "moments": 8}
     ),
     "dense fp32": dense_cost(4, 0, moment_bytes(2)),
-    "samo": StateCost(
-        {"gradients": 2 + 4, "masters": 4 + 2, "moments": 8, "positions": 4}, {"weights": 2}
-    ),
+    "samo": StateCost.samo(),
     "resident": state_cost(2, 2, dense_bytes=2, values_in_dense=True),
     "fp32": state_cost(),
     "exact": state_cost(2, 2),

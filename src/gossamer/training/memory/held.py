@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -29,8 +29,10 @@ from gossamer.training.optim import SmallStateOptimizer
 
 Accounting = Literal["storages", "samo"]
 
-_MASTER_BYTES = {"split": 2, "split8": 1, "fp32": 4}
+_MASTER_BYTES = {"split": 2, "split8": 1, "fp32": 4, "wide": 4}
 _STATE_KINDS: dict[str, Kind] = {
+    "gradient": "gradients",
+    "rounded": "masters",
     "master": "masters",
     "master_low": "masters",
     "momentum_buffer": "moments",
@@ -183,8 +185,13 @@ def _held(
         for name, buffer in module._buffers.items():
             is_mask = pruned and name in ("mask_bits", "_mask")
             yield buffer, "positions" if is_mask else "other", pruned
+        home, dense = vars(module).get("_home"), "dense copies"
+        if isinstance(home, DenseHome) and home.has_index:
+            yield home.positions, "positions", pruned
+            # In mode "samo" the dense weight is no copy: it is the weight.
+            dense = "weights"
         for name, value in vars(module).items():
-            yield value, "dense copies" if name == "_dense" else "other", pruned
+            yield value, cast("Kind", dense) if name == "_dense" else "other", pruned
 
 
 def _part(
@@ -230,10 +237,19 @@ def _predicted_cost(
     else:
         return None
     cost, mode = dense_cost(size, master, moments), getattr(layer, "mode", None)
-    if mode is not None:  # a compact layer
+    is_wide = master and group is not None and group["master"] == "wide"
+    home = DenseHome.of(param)
+    if home is not None and home.has_index:
+        cost = StateCost.samo(size, master, moments, is_wide=bool(is_wide))
+    elif mode is not None:  # a compact layer
         dense, is_home = size if mode == "resident" else 0, DenseHome.of(param) is not None
         cost = state_cost(size, master, moments, dense_bytes=dense, values_in_dense=is_home)
     kept, always = dict(cost.per_kept), dict(cost.per_weight)
+    if is_wide and mode is None:
+        always["gradients"] += 4
+    elif is_wide and (home is None or not home.has_index):
+        kept["gradients"] += 4
+        kept["masters"] += size if home is not None else 0
     if layer is not None and mode is None:
         always["positions"] = 1 + 1 / 8
     if param.grad is None:

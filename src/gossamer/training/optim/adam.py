@@ -41,7 +41,7 @@ class AdamW(SmallStateOptimizer):
         betas: decay of the running mean of gradients and of their squares.
         eps: added to the root of the second moment.
         weight_decay: decoupled: weights shrink by lr * weight_decay per step.
-        master: "split", "split8" or "fp32", for bfloat16 parameters.
+        master: "split", "split8", "fp32" or "wide", for 16-bit parameters.
         moments: "fp32" or "8bit".
         fused: one pass over memory in native code instead of torch's operations one after the
             other: some ten times as fast. Results are the same on every instruction set and for
@@ -79,8 +79,10 @@ class AdamW(SmallStateOptimizer):
 
     def _check_group(self, group: ParamGroup) -> None:
         super()._check_group(group)
-        if group["fused"] and group["master"] == "fp32":
-            raise InputError('AdamW: fused needs master="split" or "split8"; got master="fp32".')
+        if group["fused"] and group["master"] in ("fp32", "wide"):
+            raise InputError(
+                f'AdamW: fused needs master="split" or "split8"; got master={group["master"]!r}.'
+            )
 
     def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, step = self._started(param, group)
@@ -143,7 +145,7 @@ class LAMB(SmallStateOptimizer):
             that of the parameters this optimizer holds, so all of a model must be in it.
         adapt: False takes 1 for the ratio: for groups of biases and norms. Compact values have one
             dimension as well, so the number of dimensions cannot decide it.
-        master: "split", "split8" or "fp32", for bfloat16 parameters.
+        master: "split", "split8", "fp32" or "wide", for 16-bit parameters.
         moments: "fp32" or "8bit".
     """
 
@@ -189,9 +191,11 @@ class LAMB(SmallStateOptimizer):
                 self._check_number(name, group[name])
 
     def _before_step(self) -> None:
+        super()._before_step()
         if self.normalised:
             held = [param for group in self.param_groups for param in group["params"]]
-            norms = [self._norm(p.grad.double(), p) for p in held if p.grad is not None]
+            grads = [(self.gradient_of(param), param) for param in held]
+            norms = [self._norm(g.double(), param) for g, param in grads if g is not None]
             whole = math.hypot(*norms)
             self._scale = 1.0 / whole if whole > 0 else 1.0
 

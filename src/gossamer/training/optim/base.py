@@ -4,7 +4,8 @@
 A step goes through a parameter in pieces that fit a cache: read master, gradient and moments as
 float32, update them, write them back. So nothing of a parameter's size is allocated, and the kept
 state is all there is: per bfloat16 parameter 2 bytes of weight, 2 of gradient, 2 of low bits and 4
-per moment, or 1 of low bits and 1 per moment.
+per moment, or 1 of low bits and 1 per moment. Master "wide" is mixed precision as others have it: a
+float32 master and a float32 gradient beside the 16-bit ones.
 """
 
 from abc import ABC, abstractmethod
@@ -22,11 +23,18 @@ from gossamer.nn.layers.parts import DenseHome
 from gossamer.nn.surgery.optimizer_state import Convert
 from gossamer.training.optim import halves
 from gossamer.training.optim.codes import Spec, State, StoredMoment
-from gossamer.training.optim.pieces import LOW, MASTER, numbers_of
+from gossamer.training.optim.pieces import (
+    GRADIENT,
+    LOW,
+    MASTER,
+    ROUNDED,
+    SCRATCH,
+    numbers_of,
+)
 
 # Parameters and their settings, as torch keeps them.
 ParamGroup = dict[str, Any]
-Master = Literal["split", "split8", "fp32"]
+Master = Literal["split", "split8", "fp32", "wide"]
 Moments = Literal["fp32", "8bit"]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -46,10 +54,14 @@ class StepsEachParameter(torch.optim.Optimizer, ABC):
             for param in group["params"]:
                 if param.grad is not None and param.numel():
                     self._step_parameter(param, group)
+        self._after_step()
         return loss
 
     def _before_step(self) -> None:
         """What must be known of all gradients before the first parameter moves."""
+
+    def _after_step(self) -> None:
+        """What is not true any more once all parameters moved."""
 
     @abstractmethod
     def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
@@ -63,8 +75,8 @@ class SmallStateOptimizer(StepsEachParameter):
         params: Parameters or groups of them; `master`, `moments` and every number may be set per
             group. float32 and float64 parameters are their own master.
         master: of bfloat16 parameters. "split": the 16 low bits that make the weight an exact
-            float32. "split8": 8 of them, a 24-bit master. "fp32": a float32 copy; the only one for
-            float16.
+            float32. "split8": 8 of them, a 24-bit master. "fp32": a float32 copy. "wide": a float32
+            copy, and gradients that are raised to float32, too. float16 takes the last two.
         moments: "fp32" (float64 for float64 parameters), or "8bit" codes.
         settings: of the algorithm.
     """
@@ -76,6 +88,13 @@ class SmallStateOptimizer(StepsEachParameter):
     def __init__(self, params: Any, master: Master, moments: Moments, **settings: Any) -> None:
         super().__init__(params, {**settings, "master": master, "moments": moments})
         self._masked: dict[nn.Parameter, MaskedWeight] = {}
+        self._raised: set[nn.Parameter] = set()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # A copy of the optimizer knows groups and state only.
+        self.__dict__.setdefault("_masked", {})
+        self.__dict__.setdefault("_raised", set())
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group of parameters; settings and dtypes are checked."""
@@ -106,10 +125,10 @@ class SmallStateOptimizer(StepsEachParameter):
                 raise InputError(
                     f"{what} {param.dtype}; expected float32, float64, bfloat16 or float16."
                 )
-            if param.dtype is torch.float16 and group["master"] != "fp32":
+            if param.dtype is torch.float16 and group["master"] not in ("fp32", "wide"):
                 raise InputError(
                     f"{what} float16, which is not the upper half of a float32. Use bfloat16, or"
-                    ' master="fp32".'
+                    ' master="fp32" or "wide".'
                 )
 
     def _check_number(self, key: str, value: Any, below: float = inf) -> None:
@@ -147,9 +166,55 @@ class SmallStateOptimizer(StepsEachParameter):
         if param.dtype in (torch.float32, torch.float64):
             return spec
         shape = tuple(param.shape)
-        if group["master"] == "fp32":
+        if group["master"] in ("fp32", "wide"):
             return {**spec, MASTER: (shape, torch.float32)}
         return {**spec, LOW: (shape, torch.int8 if group["master"] == "split8" else torch.int16)}
+
+    def gradient_of(self, param: nn.Parameter) -> torch.Tensor | None:
+        """The gradient that a step takes: in float32 where it was raised, else `param.grad`."""
+        if param in self._raised:
+            return cast("torch.Tensor", self.state[param][GRADIENT])
+        return param.grad
+
+    @torch.no_grad()
+    def raise_gradients(self, factor: float = 1.0) -> None:
+        """Write 16-bit gradients of groups with master "wide" into float32 ones, times a factor.
+
+        A step does so itself. A loss scale is taken off by doing it before, with its inverse; what
+        changes `gradient_of` afterwards changes the step.
+        """
+        for group in self.param_groups:
+            if group["master"] != "wide":
+                continue
+            for param in group["params"]:
+                is_narrow = param.dtype in (torch.bfloat16, torch.float16)
+                if param.grad is None or not is_narrow or param in self._raised:
+                    continue
+                state = self.state[param]
+                if GRADIENT not in state or state[GRADIENT].shape != param.shape:
+                    state[GRADIENT] = torch.empty(
+                        param.shape, dtype=torch.float32, device=param.device
+                    )
+                # In this order: a product of 16-bit numbers is rounded to 16 bits.
+                state[GRADIENT].copy_(param.grad).mul_(factor)
+                if DenseHome.of(param) is None:
+                    state.pop(ROUNDED, None)
+                elif ROUNDED not in state or state[ROUNDED].shape != param.shape:
+                    state[ROUNDED] = torch.empty(
+                        param.shape, dtype=param.dtype, device=param.device
+                    )
+                self._raised.add(param)
+
+    def _before_step(self) -> None:
+        self.raise_gradients()
+
+    def _after_step(self) -> None:
+        self._raised.clear()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients, or set them to zero."""
+        self._raised.clear()
+        super().zero_grad(set_to_none)
 
     def moments_of(self, group: ParamGroup) -> tuple[StoredMoment, ...]:
         """The running averages that a group keeps: none where momentum is a setting and 0."""
@@ -175,36 +240,49 @@ class SmallStateOptimizer(StepsEachParameter):
             vector = torch.where(layer._mask.view(-1), vector.reshape(-1), 0.0)
         return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
-    def split_masters(self, params: Any = None) -> int:
+    def split_masters(self, params: Any = None, *, dtype: torch.dtype = torch.bfloat16) -> int:
         """Halve float32 parameters in place: bfloat16 weights now, their low bits in the state.
 
-        No bit of a master is lost. Gradients that are there are rounded. Layers must take bfloat16
+        No bit of a master is lost. Gradients that are there are rounded. Layers must take 16-bit
         weights: compact ones do, whatever the type of their input.
 
         Args:
             params: which of the held parameters; None for all float32 ones.
+            dtype: torch.float16 gives float16 weights beside masters "fp32" and "wide".
 
         Returns:
             how many parameters were split.
         """
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise InputError(
+                f"{type(self).__name__}.split_masters: dtype must be torch.bfloat16 or"
+                f" torch.float16, got {dtype}."
+            )
         chosen = None if params is None else {id(param) for param in params}
         count = 0
         for group in self.param_groups:
             for param in group["params"]:
                 wanted = chosen is None or id(param) in chosen
                 if wanted and param.dtype is torch.float32:
-                    self._split_one(param, group["master"])
+                    self._split_one(param, group["master"], dtype)
                     count += 1
         return count
 
-    def _split_one(self, param: nn.Parameter, kind: Master) -> None:
+    def _split_one(self, param: nn.Parameter, kind: Master, dtype: torch.dtype) -> None:
+        if dtype is torch.float16 and kind not in ("fp32", "wide"):
+            raise InputError(
+                f"{type(self).__name__}.split_masters: float16 is not the upper half of a float32,"
+                f' so master={kind!r} cannot be kept. Use master="fp32" or "wide", or bfloat16.'
+            )
         if DenseHome.of(param) is not None:
             raise InputError(
                 f"{type(self).__name__}.split_masters: a parameter of {list(param.shape)} has its"
                 " numbers in a dense weight. Split first, then give_up_values()."
             )
         master, gradient, state = param.detach(), param.grad, self.state[param]
-        if kind == "fp32":
+        if dtype is torch.float16:
+            weight, state[MASTER] = master.to(dtype), master.clone()
+        elif kind in ("fp32", "wide"):
             weight, state[MASTER] = halves.rounded(master), master.clone()
         elif kind == "split":
             weight, state[LOW] = halves.split(master)
@@ -223,7 +301,7 @@ class SmallStateOptimizer(StepsEachParameter):
 
     def mapped_state(self, param: nn.Parameter, convert: Convert) -> State:
         """The state of `param` at other positions; 8-bit codes take their exponents along."""
-        state = dict(self.state.get(param, {}))
+        state = {k: v for k, v in self.state.get(param, {}).items() if k not in SCRATCH}
         mapped: State = {}
         for moment in self.MOMENTS:
             if moment.key in state:
@@ -231,11 +309,22 @@ class SmallStateOptimizer(StepsEachParameter):
         mapped |= {key: convert(state[key]) for key in (LOW, MASTER) if key in state}
         return {**state, **mapped}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and state; what every step makes anew is left out."""
+        found = super().state_dict()
+        states = found["state"].items()
+        found["state"] = {
+            index: {key: value for key, value in state.items() if key not in SCRATCH}
+            for index, state in states
+        }
+        return found
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over groups and state bit by bit; what does not fit is refused beforehand."""
         restored = self._checked(state_dict)
         # torch casts state to the dtype of the parameter, which would halve moments and low bits.
         super().load_state_dict({**state_dict, "state": {}})
+        self._raised.clear()
         for param, state in restored.items():
             self.state[param] = state
 

@@ -29,7 +29,7 @@ class SGD(SmallStateOptimizer):
         nesterov: look one step ahead; needs momentum.
         weight_decay: decoupled, unlike torch's: weights shrink by lr * weight_decay per step, and
             the momentum does not see it.
-        master: "split", "split8" or "fp32", for bfloat16 parameters.
+        master: "split", "split8", "fp32" or "wide", for 16-bit parameters.
         moments: "fp32" or "8bit".
     """
 
@@ -96,7 +96,7 @@ class LARS(SmallStateOptimizer):
         clipped: a layer's rate is the smaller one of `local` and lr, not their product; others call
             this LARC.
         adapt: False takes 1 for the local rate: for groups of biases and norms.
-        master: "split", "split8" or "fp32", for bfloat16 parameters.
+        master: "split", "split8", "fp32" or "wide", for 16-bit parameters.
         moments: "fp32" or "8bit".
     """
 
@@ -131,9 +131,10 @@ class LARS(SmallStateOptimizer):
     def _step_parameter(self, param: nn.Parameter, group: ParamGroup) -> None:
         state, _ = self._started(param, group)
         rate, decay = float(group["lr"]), group["weight_decay"]
-        if group["adapt"] and param.grad is not None:
+        grad = self.gradient_of(param)
+        if group["adapt"] and grad is not None:
             weights = self._norm(self.master_of(param), param)
-            gradient = self._norm(param.grad.to(torch.float64), param)
+            gradient = self._norm(grad.to(torch.float64), param)
             if weights and gradient:
                 local = group["trust"] * weights / (gradient + decay * weights)
                 rate = min(local, rate) if group.get("clipped") else rate * local

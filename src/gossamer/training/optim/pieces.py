@@ -54,6 +54,10 @@ def _pattern(periods: int, device: torch.device) -> torch.Tensor:
 
 # Where the state keeps the low bits of a master, or a master of its own.
 LOW, MASTER = "master_low", "master"
+# What a step with a master of its own and a float32 gradient works in: no state of the run, made
+# anew by the next step. The gradient, and the 16-bit copy of values that live in a dense weight.
+GRADIENT, ROUNDED = "gradient", "rounded"
+SCRATCH = (GRADIENT, ROUNDED)
 # Elements of a stretch: 256 KiB of float32, whole blocks of 8-bit codes.
 _SIZE = 256 * BLOCK
 
@@ -89,9 +93,10 @@ def stretches(
     """
     if param.grad is None:
         return
-    home, numbers = DenseHome.of(param), numbers_of(param)
+    home = DenseHome.of(param)
+    numbers = state[ROUNDED] if ROUNDED in state else numbers_of(param)
     weight = numbers.contiguous()
-    flat, grad = weight.view(-1), param.grad.reshape(-1)
+    flat, grad = weight.view(-1), state.get(GRADIENT, param.grad).reshape(-1)
     for start in range(0, flat.numel(), _SIZE):
         stop = min(start + _SIZE, flat.numel())
         part = flat[start:stop]

@@ -246,8 +246,8 @@ class Train(StageSettings):
     """Backward passes of one step."""
     clip: float | None = Field(default=1.0, gt=0.0)
     """Largest norm of the gradient; null: not clipped."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: products under autocast."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16, fp16: products under autocast; fp16: with a scaled loss, too."""
     recompute: bool = False
     """Activation checkpointing: less memory, a third more time."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -258,8 +258,8 @@ class Train(StageSettings):
     """How zeros come; null: dense, or the masks that are there."""
     grow: Annotated[tuple[GrowSettings, ...], BeforeValidator(as_list)] = Field((), max_length=16)
     """When the model becomes larger, in this order."""
-    compaction: Literal["auto", "off", "jit", "kernel", "resident"] = "auto"
-    """Once masks are final: auto measures the mode of each layer, off stays masked."""
+    compaction: Literal["auto", "off", "jit", "kernel", "resident", "samo"] = "auto"
+    """Once masks are final: auto measures each layer's mode, off stays masked; samo: see memory."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     log_every: RunSteps = 10
@@ -279,6 +279,7 @@ class Train(StageSettings):
             _moment_faults,
             _mesh_faults,
             _best_faults,
+            _samo_faults,
             grow_faults,
             clicks_faults,
             graph_faults,
@@ -359,6 +360,24 @@ def _best_faults(train: Raw) -> Found:
         yield "evaluation.keep", "best: the best state may be from before masks or sizes changed."
     if train.get("compaction", "off") != "off":
         yield "evaluation.keep", "best: needs compaction: off; a compact state has another form."
+
+
+def _samo_faults(train: Raw) -> Found:
+    if train.get("compaction") != "samo":
+        return
+    if train.get("precision", "fp32") == "fp32":
+        yield "compaction", "samo: weights have 16 bits; set precision: fp16, or bf16."
+    settings: Any = train.get("optimizer")
+    settings = settings if isinstance(settings, Mapping) else {}
+    if settings.get("master", "fp32") != "fp32":
+        yield "optimizer.master", "must be fp32 with compaction: samo; its masters are float32."
+    if settings.get("tables") is not None:
+        yield "optimizer.tables", "do not go with compaction: samo. Use another compaction."
+    mesh: Any = train.get("mesh")
+    others = ("pipeline", "shard", "tensor", "expert")
+    for axis in others if isinstance(mesh, Mapping) else ():
+        if mesh.get(axis, 1) != 1:
+            yield f"mesh.{axis}", "compaction: samo goes with data only. Set it to 1."
 
 
 def _settings_faults(section: str, given: Raw, name: Any) -> Found:

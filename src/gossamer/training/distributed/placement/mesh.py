@@ -174,7 +174,7 @@ class ProcessMesh(Processes):
         args, keywords = inputs_of(run.objective, cut_batch(share, 0, count))
         return LayerPipeline(
             model,
-            lambda output, batch: loss_of(run.objective, Answered(output), batch, bf16=False)[0],
+            lambda output, batch: loss_of(run.objective, Answered(output), batch)[0],
             args,
             PipelineSettings(num_microbatches=count, schedule=self.settings.schedule),
             keywords=keywords,

@@ -212,15 +212,26 @@ def check_model(
     check_experts(sizes, model)
     if sizes.tensor > 1:
         check_units(model, sizes.tensor)
+    _check_16_bits(sizes, optimizer, precision)
     if sizes.pipeline == 1:
         return
-    if precision == "bf16":
-        raise InputError(
-            "mesh.pipeline: precision bf16 and a pipeline do not go together. Use precision: fp32,"
-            " or data, shard and tensor."
-        )
     check_microbatches(schedule, microbatches, sizes.pipeline)
     find_links(model, sizes.pipeline * stages_per_rank(schedule, None))
+
+
+def _check_16_bits(sizes: MeshSizes, optimizer: torch.optim.Optimizer, precision: str) -> None:
+    """Refuse what 16-bit products, a scaled loss and SAMO's dense weights do not go with."""
+    if sizes.pipeline > 1 and precision != "fp32":
+        raise InputError(
+            f"mesh.pipeline: precision {precision} and a pipeline do not go together. Use"
+            " precision: fp32, or data, shard and tensor."
+        )
+    cuts = sizes.shard * sizes.tensor * sizes.pipeline * sizes.expert > 1
+    if cuts and any(group.get("master") == "wide" for group in optimizer.param_groups):
+        raise InputError(
+            "mesh: SAMO's dense weights (master wide) cannot be cut by shard, tensor, pipeline and"
+            " expert. Use data with it, or another compaction."
+        )
 
 
 def lay_out(

@@ -20,6 +20,7 @@ from torch import nn
 
 from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
 from gossamer.io.safe_files.on_disk import LARGE, tensor_on_disk
+from gossamer.nn.layers.parts import DenseHome
 from gossamer.training.distributed.placement.placement import ParameterShard, RankPlacement
 from gossamer.training.distributed.processes import RankSession
 from gossamer.training.distributed.processes.messages import (
@@ -256,6 +257,10 @@ def whole_state_bytes(
         trained = shard.trained
         # A number that belongs to the whole parameter, such as a count of steps, is here in part.
         part = trained.numel() / max(1, shard.shape.numel())
+        home = DenseHome.of(trained)
+        if home is not None:
+            # Its numbers are a dense weight, which no other rank has a part of.
+            mine += home.dense.nbytes / shard.copies
         for tensor in (trained, trained.grad, *optimizer.state.get(trained, {}).values()):
             if isinstance(tensor, torch.Tensor) and tensor.is_sparse:
                 mine += (tensor._indices().nbytes + tensor._values().nbytes) / shard.copies
