@@ -17,6 +17,8 @@ from gossamer.io.artifact.beside import (
     CARD_FILE,
     CONFIG_FILE,
     REPORT_FILE,
+    SIGNPOST,
+    SIGNPOST_FILE,
     beside_limit,
 )
 from gossamer.io.artifact.destination import check_replaceable
@@ -142,6 +144,8 @@ def save(
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
         write_file(folder / CARD_FILE, text.encode())
+        if kind == "packed" and config is not None:
+            write_file(folder / SIGNPOST_FILE, pretty_json(SIGNPOST))
         raw = manifest.to_bytes()
         # Read back before anything is replaced: a manifest over the limits would be lost data.
         Manifest.parse(raw)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense and slim models as ONNX files, for other engines."""
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,14 +69,14 @@ def export_onnx(
     shapes = tuple(varied.get(name) for name in inputs)
     training = {module: module.training for module in model.modules()}
     try:
-        with warnings.catch_warnings(), _plain_tables(wrapper):
+        with warnings.catch_warnings(), _quiet(), _plain_tables(wrapper):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 wrapper.eval(),
                 tuple(inputs.values()),
                 os.fspath(path),
                 input_names=list(inputs),
-                output_names=["output"],
+                output_names=[output if isinstance(output, str) else "output"],
                 dynamic_shapes=(shapes,) if varied else None,
                 dynamo=True,
                 external_data=False,
@@ -89,6 +90,18 @@ def export_onnx(
         for module, mode in training.items():
             module.training = mode
     return Path(path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of optional packages that it does without."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
