@@ -20,8 +20,9 @@ from gossamer.io.artifact.inventory import Slot, as_stored, take_inventory, unwr
 from gossamer.io.gguf import Written, write_gguf
 from gossamer.io.huggingface import config_of
 from gossamer.io.onnx import codes_in_file, export_onnx
+from gossamer.io.safe_files.directories import AnyPath
 from gossamer.nn.forms import to_dense
-from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.surgery import replace_module
 
 __all__ = ["save_gguf", "save_onnx"]
@@ -31,7 +32,7 @@ _MAX_ONNX_BYTES = 2**31 - 2**20
 
 
 def save_gguf(
-    model: nn.Module, path: Path, *, kind: str = "auto", beside: Mapping[str, bytes]
+    model: nn.Module, path: AnyPath, *, kind: str = "auto", beside: Mapping[str, bytes]
 ) -> Written:
     """Write a decoder of transformers as one gguf file, whole or not at all.
 
@@ -58,7 +59,7 @@ def save_gguf(
         # A head with a mask of its own is another tensor than the table it is tied to.
         if slot.is_parameter and (owner is None or slot.layer is not owner.layer):
             tensors[name] = partial(_as_linear, slot)
-    return write_gguf(stored, tensors, path, kind=kind, beside=beside)
+    return write_gguf(stored, tensors, Path(path), kind=kind, beside=beside)
 
 
 def _as_linear(slot: Slot) -> torch.Tensor:
@@ -69,7 +70,7 @@ def _as_linear(slot: Slot) -> torch.Tensor:
 
 def save_onnx(
     model: nn.Module,
-    path: Path,
+    path: AnyPath,
     inputs: Mapping[str, torch.Tensor],
     *,
     dynamic: tuple[str, ...] = (),
@@ -100,6 +101,7 @@ def save_onnx(
             f"{type(model).__name__}: {size} bytes of weights; one ONNX file holds 2 GiB at most."
             " Use the format 'dense'."
         )
+    path = Path(path)
     unfinished = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +130,8 @@ def save_onnx(
 def _dense_copy(model: nn.Module) -> nn.Module:
     """An ordinary model with the same weights, float32; tables that are codes stay codes."""
     made = copy.deepcopy(as_stored(unwrap(model)))
-    for layer in list(made.modules()):
-        if isinstance(layer, SparseLayer):
-            replace_module(made, layer, to_dense(layer))
+    for _, layer in list(sparse_layers(made)):
+        replace_module(made, layer, to_dense(layer))
     return made.float().eval()
 
 

@@ -103,6 +103,7 @@ def _by_grid(weight_RK: torch.Tensor, kind: str, grid: Grid | None) -> Stored | 
         if numbers is not None
     ]
     codes_B32 = codes_RK.reshape(-1, BLOCK).numpy()
+    packed: Any
     if grid.bits == 8:
         packed = codes_B32.astype(np.int8).view(np.uint8)
     else:

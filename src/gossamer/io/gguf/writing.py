@@ -20,9 +20,9 @@ import torch
 
 from gossamer.errors import ArtifactError, InputError, ResourceError
 from gossamer.io.gguf.blocks import GGUF_TYPES, Stored, stored_as
-from gossamer.io.gguf.file import ROPE_TENSORS, checked_places, dequantised
+from gossamer.io.gguf.file import checked_places, dequantised
 from gossamer.io.gguf.header import open_gguf
-from gossamer.io.gguf.settings import GgufModel, read_settings, with_rope
+from gossamer.io.gguf.settings import ROPE_TENSORS, GgufModel, read_settings, with_rope
 from gossamer.io.gguf.written_settings import rope_tensors, settings_of
 from gossamer.io.gguf.written_tokenizer import tokenizer_settings
 from gossamer.nn.families import answers
@@ -102,7 +102,7 @@ def write_gguf(
     unfinished = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     writer = GGUFWriter(str(unfinished), names.architecture)
     types: dict[str, int] = {}
-    lost, changed, error = 0, 0, 0.0
+    lost, changed, worst = 0, 0, 0.0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, factors in rope_tensors(config).items():
@@ -113,7 +113,7 @@ def write_gguf(
             writer.add_tensor(in_file, stored.data, raw_dtype=GGMLQuantizationType[stored.kind])
             types[stored.kind] = types.get(stored.kind, 0) + 1
             lost, changed = lost + stored.lost_zeros, changed + stored.changed
-            error = max(error, stored.error)
+            worst = max(worst, stored.error)
         for key, value in settings.items():
             if value is not None:
                 _add(writer, f"{names.architecture}.{key}", value)
@@ -137,7 +137,7 @@ def write_gguf(
     finally:
         writer.close()
         unfinished.unlink(missing_ok=True)
-    return Written(types, lost, changed, error, further["tokenizer.ggml.model"] != "none")
+    return Written(types, lost, changed, worst, further["tokenizer.ggml.model"] != "none")
 
 
 def _family_of(model: Any) -> str:

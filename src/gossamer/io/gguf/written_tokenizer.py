@@ -183,10 +183,10 @@ def _check_same(content: dict[str, Any], settings: dict[str, Any]) -> None:
     one, two = (_unions(made["model"]["merges"]) for made in (content, again))
     wrong += [] if one == two else ["merges"]
     for step in ("normalizer", "pre_tokenizer", "decoder"):
-        one, two = _flat(content.get(step)), _flat(again[step])
+        given, made = _flat(content.get(step)), _flat(again[step])
         if step == "decoder":
-            one, two = ([_decoding(part) for part in parts] for parts in (one, two))
-        wrong += [] if one == two else [step]
+            given, made = ([_decoding(part) for part in parts] for parts in (given, made))
+        wrong += [] if given == made else [step]
     if wrong:
         raise InputError(
             f"{_FILE}: its {', '.join(wrong)} would be others in a gguf file. Remove the file to"
