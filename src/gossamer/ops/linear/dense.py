@@ -112,7 +112,7 @@ def pack_dense_int8(matrix: SparseMatrix) -> DenseWeight:
     with torch.inference_mode(False), torch.no_grad():
         packed, zeros_R = pack(codes_RK, None), torch.zeros(len(scales_R), dtype=torch.int32)
         one, zero = torch.ones(1), torch.full((1,), 1 << (bits - 1), dtype=torch.int32)
-    rest = (packed, scales_R, zeros_R, None, 1.0, 0, torch.float32, "none", [], "")
+    rest: tuple[Any, ...] = (packed, scales_R, zeros_R, None, 1.0, 0, torch.float32, "none", [], "")
 
     def run(x_TK: Tensor) -> tuple[Tensor, Tensor]:
         tokens, columns = x_TK.shape
@@ -207,6 +207,10 @@ def _is_x86() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
+def _has_onednn() -> bool:
+    return _is_x86() and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
 def _has(namespace: str, *names: str) -> bool:
     return all(hasattr(getattr(torch.ops, namespace), name) for name in names)
 
@@ -214,8 +218,7 @@ def _has(namespace: str, *names: str) -> bool:
 @functools.cache
 def has_onednn_int8() -> bool:
     """Whether this torch multiplies bytes with oneDNN on this processor."""
-    names = "qlinear_prepack", "qlinear_pointwise"
-    return _is_x86() and torch.backends.mkldnn.is_available() and _has("onednn", *names)
+    return _has_onednn() and _has("onednn", "qlinear_prepack", "qlinear_pointwise")
 
 
 @functools.cache
@@ -233,9 +236,8 @@ def has_fbgemm_int8() -> bool:
 def has_onednn_bf16() -> bool:
     """Whether oneDNN has instructions for bf16 here."""
     return (
-        _is_x86()
+        _has_onednn()
         and "avx512bf16" in available_extensions()
-        and torch.backends.mkldnn.is_available()
         and _has("mkldnn", "_reorder_linear_weight", "_linear_pointwise")
     )
 
