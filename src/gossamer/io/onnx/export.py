@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import GossamerError, InputError
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.tables import table_of
 from gossamer.nn.layers.tables.plain import PlainTable
@@ -53,6 +54,7 @@ def export_onnx(
             f"{name}: is a {type(module).__name__}; ONNX has no sparse layers. Call to_dense()"
             " on it first, which stores its zeros."
         )
+    refuse_patterns(model, "ONNX has no such attention")
     for option, names in (("dynamic", dynamic), ("batched", batched)):
         unknown = sorted(set(names) - set(inputs))
         if unknown:
