@@ -29,7 +29,10 @@ from gossamer.ops.kernels import active_kernels, cpu_name
 from gossamer.running.choice import Chooser, CostTable
 
 SHAPES = ((384, 384), (1536, 384), (384, 1536), (768, 768), (3072, 768))
-KINDS = ((0.8, "fp32", 128), (0.9, "int8", 128), (0.9, "fp32", 1), (0.8, "int8", 16))
+KINDS = (
+    *((0.8, "fp32", 128), (0.9, "int8", 128), (0.9, "fp32", 1), (0.8, "int8", 16)),
+    *((0.5, "int8", 2), (0.5, "int8", 128), (0.5, "bf16", 128)),
+)
 WRONG = 1.15
 LIFETIME_SECONDS = 1800
 REFERENCE_SECONDS, MIN_ROUNDS, MAX_ROUNDS = 1.0, 20, 4000
@@ -130,6 +133,12 @@ def slowdown(case, kernel, times):
     return times[kernel] / times[best]
 
 
+def loses_to_dense(choice, times):
+    """Whether a dense product of the same precision would have been clearly faster."""
+    dense = [us for name, us in times.items() if name.startswith("dense")]
+    return times[choice["kernel"]] > WRONG * min(dense)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiles", type=int, default=100)
@@ -159,11 +168,19 @@ def main():
             }
         )
     wrong = [choice for choice in choices if choice["slower"] > WRONG]
+    named = {cases[index][0]: own for index, own in times.items()}
+    losing = sum(loses_to_dense(choice, named[choice["layer"]]) for choice in wrong)
     if arguments.json:
-        print(json.dumps({"wrong": len(wrong), "choices": choices, "times": times}, indent=1))
+        print(
+            json.dumps(
+                {"wrong": len(wrong), "losing": losing, "choices": choices, "times": times},
+                indent=1,
+            )
+        )
         return
     print(f"{cpu_name()}, {active_kernels()}, {arguments.threads} threads, load {arguments.load}")
     print(f"{len(wrong)} of {len(choices)} choices are more than {WRONG}x slower than the best")
+    print(f"{losing} of them lose to a dense product of the precision that was allowed")
     print(f"{sum(choice['seconds'] for choice in choices) / len(choices):.2f} s per compile")
     for choice in sorted(choices, key=lambda one: -one["slower"])[:12]:
         print(

@@ -24,6 +24,7 @@ void bind_conv_net(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
 void bind_strip(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
+void bind_dense(nanobind::module_& m);
 void bind_tall(nanobind::module_& m);
 void bind_train(nanobind::module_& m);
 

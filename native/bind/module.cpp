@@ -56,6 +56,7 @@ NB_MODULE(_native, m) {
   bind::bind_nmg(m);
   bind::bind_strip(m);
   bind::bind_table(m);
+  bind::bind_dense(m);
   bind::bind_tall(m);
   bind::bind_train(m);
   m.def("available_kernels", [] {

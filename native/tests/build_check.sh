@@ -67,7 +67,7 @@ case $(uname -m) in
     ;;
 esac
 # Families with a folder of their own: flags follow the name of the file.
-for source in native/table/*.cpp native/graph/*.cpp native/tall/*.cpp native/attention/*.cpp native/kv/*.cpp; do
+for source in native/table/*.cpp native/graph/*.cpp native/tall/*.cpp native/attention/*.cpp native/kv/*.cpp native/dense/*.cpp; do
   flags=
   case $(uname -m):$(basename "$source") in
     *:bind.cpp) continue ;;

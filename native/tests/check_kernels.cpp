@@ -49,6 +49,7 @@ const Family families[] = {
     {check_attention, fuzz_attention},
     {check_kv, fuzz_kv},
     {check_tall, fuzz_tall},
+    {check_dense, fuzz_dense},
 };
 
 void fuzz(long cases, unsigned long seed, Tally& tally) {

@@ -146,5 +146,7 @@ void check_table(Tally& tally);
 void fuzz_table(std::mt19937& random, Tally& tally);
 void check_tall(Tally& tally);
 void fuzz_tall(std::mt19937& random, Tally& tally);
+void check_dense(Tally& tally);
+void fuzz_dense(std::mt19937& random, Tally& tally);
 
 }  // namespace gossamer::check

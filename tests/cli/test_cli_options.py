@@ -63,7 +63,7 @@ GOLDEN = {
         *("--sequence", "--threads"),
     ],
     "bench linear": ["--pattern", "--shape", "--sparsity", "--threads", "--tokens"],
-    "convert": ["IN", "OUT", "--format"],
+    "convert": ["IN", "OUT", "--format", "--type"],
     "doctor": [],
     "completion": ["SHELL"],
 }

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays of each format, written out: files depend on these bytes."""
 
+import math
+from itertools import combinations
+
 import pytest
 import torch
 
 from gossamer.formats import FORMATS, SparseMatrix, decode, encode
+from gossamer.formats.choices import choice_bits, pack_choices, unpack_choices, unpack_numbers
 from gossamer.patterns import NM, NMG, VNM, Block, Unstructured
 
 WEIGHT = torch.tensor(
@@ -59,19 +63,35 @@ def test_csr_columns_are_16_bit_while_they_fit(num_columns, dtype):
     assert stored == FORMATS.get("csr").nbytes((2, num_columns), 2, 4, Unstructured())
 
 
-def test_nm_packs_the_low_nibble_first():
+def test_nm_numbers_the_six_choices_of_2_4_in_3_bits():
     arrays = arrays_of(WEIGHT, mask_of(".x.xx.x.", "xx....xx"), NM(2, 4), "nm")
     assert as_lists(arrays) == {
         "values": [[[2.0, 4.0], [5.0, 7.0]], [[9.0, 10.0], [15.0, 16.0]]],
-        "positions": [[0x31, 0x20], [0x10, 0x32]],
+        "choices": [0b000_001_100 | (5 << 9) & 0xFF, (5 << 9) >> 8],
     }
 
 
-def test_nm_beyond_16_takes_a_byte_per_position():
-    mask = torch.zeros(1, 32, dtype=torch.bool)
-    mask[0, [5, 31]] = True
-    arrays = arrays_of(torch.arange(32.0).view(1, 32), mask, NM(2, 32), "nm")
-    assert as_lists(arrays) == {"values": [[[5.0, 31.0]]], "positions": [[5, 31]]}
+def test_choices_are_numbered_as_the_combinatorial_number_system_does():
+    """All of them in their order, next to Python's own enumeration."""
+    for num_kept, group in [(1, 1), (4, 4), (1, 16), (2, 4), (3, 7), (2, 16), (31, 32), (16, 17)]:
+        every = sorted(combinations(range(group), num_kept), key=lambda places: places[::-1])
+        packed = pack_choices(torch.tensor(every), group)
+        bits = choice_bits(num_kept, group)
+        assert packed.numel() == -(-len(every) * bits // 8)
+        assert bits == math.ceil(math.log2(len(every)))
+        numbers = unpack_numbers(packed, len(every), bits, "w")
+        assert numbers.tolist() == list(range(len(every)))
+        assert unpack_choices(packed, len(every), num_kept, group, "w").tolist() == [
+            list(places) for places in every
+        ]
+
+
+def test_the_choices_of_16_of_32_take_30_bits():
+    last = torch.arange(16, 32).view(1, 16)
+    packed = pack_choices(last, 32)
+    assert packed.numel() == 4
+    assert unpack_numbers(packed, 1, 30, "w").tolist() == [math.comb(32, 16) - 1]
+    assert torch.equal(unpack_choices(packed, 1, 16, 32, "w"), last)
 
 
 def test_vnm_fills_unused_columns_with_the_lowest():
@@ -79,7 +99,7 @@ def test_vnm_fills_unused_columns_with_the_lowest():
     assert as_lists(arrays) == {
         "values": [[[3.0, 5.0]], [[11.0, 13.0]]],
         "positions": [[0b1110], [0b1110]],
-        "columns": [[[0, 1, 2, 4]]],
+        "shared": [0 | 1 << 3 | (2 << 6) & 0xFF, 2 >> 2 | 4 << 1],
     }
 
 
@@ -87,7 +107,7 @@ def test_vnm_last_block_may_be_short():
     weight = torch.arange(24.0).view(3, 8)
     mask = mask_of("xx......", "..xx....", "......xx")
     arrays = arrays_of(weight, mask, VNM(2, 8), "vnm")
-    assert arrays["columns"].tolist() == [[[0, 1, 2, 3]], [[0, 1, 6, 7]]]
+    assert unpack_numbers(arrays["shared"], 8, 3, "w").tolist() == [0, 1, 2, 3, 0, 1, 6, 7]
     assert torch.equal(decode("vnm", arrays, weight.shape, VNM(2, 8)).dense(), weight * mask)
 
 
@@ -95,9 +115,8 @@ def test_nmg_groups_columns_by_row_pattern():
     arrays = arrays_of(WEIGHT, mask_of("x.x...xx", ".x.xxx.."), NMG(1, 2, 4), "nmg")
     assert as_lists(arrays) == {
         "values": [[[[[1.0], [3.0], [7.0], [8.0]], [[10.0], [12.0], [13.0], [14.0]]]]],
-        "columns": [[[[0, 2, 6, 7], [1, 3, 4, 5]]]],
+        "choices": [0b00111010],
     }
-    assert arrays["columns"].dtype is torch.int16
 
 
 def test_block_is_csr_on_the_grid():

@@ -16,8 +16,11 @@ from gossamer.nn.layers import CompactWeight, MaskedWeight
 from gossamer.nn.surgery import replace_module
 
 FILES = Path(__file__).parent / "files"
-# What the same models are written as since layers that keep everything store no mask.
-NOW = Path(__file__).parent / "files_without_full_masks"
+# What the same models were written as once layers that keep everything stored no mask.
+WITHOUT_FULL_MASKS = Path(__file__).parent / "files_without_full_masks"
+# And since groups of N:M, V:N:M and nmg store their choices in the fewest whole bits.
+FEWEST_BITS = Path(__file__).parent / "files_in_fewest_bits"
+LATER = (WITHOUT_FULL_MASKS, FEWEST_BITS)
 # Models of zoo and torch modules are described by their file; the others are containers of layers.
 NAMES = sorted(MODELS)
 
@@ -45,7 +48,10 @@ def test_it_loads_to_the_same_bits(name):
 
 
 def written_now(name):
-    return files_of(NOW / name if (NOW / name).is_dir() else FILES / name)
+    newest = next(
+        root for root in (FEWEST_BITS, WITHOUT_FULL_MASKS, FILES) if (root / name).is_dir()
+    )
+    return files_of(newest / name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,9 +60,10 @@ def test_it_is_written_again_byte_by_byte(name, tmp_path):
     assert files_of(tmp_path / "again") == written_now(name)
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in NOW.iterdir()))
+@pytest.mark.parametrize("name", sorted(path.name for path in WITHOUT_FULL_MASKS.iterdir()))
 def test_only_the_bits_of_layers_that_keep_everything_are_gone(name):
-    old, new = (json.loads((root / name / "manifest.json").read_text()) for root in (FILES, NOW))
+    roots = (FILES, WITHOUT_FULL_MASKS)
+    old, new = (json.loads((root / name / "manifest.json").read_text()) for root in roots)
     gone = set()
     for tensor, entry in old["tensors"].items():
         if entry != new["tensors"][tensor]:
@@ -65,17 +72,49 @@ def test_only_the_bits_of_layers_that_keep_everything_are_gone(name):
             assert entry == new["tensors"][tensor]
             gone.add(f"{tensor}::bitmask")
     for file in (FILES / name).glob("*.safetensors"):
-        before, after = load_file(file), load_file(NOW / name / file.name)
+        before, after = load_file(file), load_file(WITHOUT_FULL_MASKS / name / file.name)
         assert set(before) - set(after) == gone & set(before)
         assert all(torch.equal(before[key], after[key]) for key in after)
     same = set(old) - {"tensors", "files", "digest", "sha256"}
     assert {key: old[key] for key in same} == {key: new[key] for key in same}
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in NOW.iterdir()))
-def test_what_is_written_now_loads_to_the_same_bits(name):
+@pytest.mark.parametrize("name", sorted(path.name for path in FEWEST_BITS.iterdir()))
+def test_only_positions_of_grouped_patterns_are_stored_anew_and_in_fewer_bytes(name):
+    before = WITHOUT_FULL_MASKS if (WITHOUT_FULL_MASKS / name).is_dir() else FILES
+    roots = (before, FEWEST_BITS)
+    old, new = (json.loads((root / name / "manifest.json").read_text()) for root in roots)
+    arrays = [{}, {}]
+    for found, root in zip(arrays, roots, strict=True):
+        for file in (root / name).glob("*.safetensors"):
+            found |= load_file(file)
+    was, now = arrays
+    for tensor, entry in old["tensors"].items():
+        after = new["tensors"][tensor]
+        pair = entry.get("format"), after.get("format")
+        keys = [
+            {key for key in found if key.split("::")[0] == tensor and key[-8:] != "::values"}
+            for found in arrays
+        ]
+        if entry == after:
+            assert keys[0] == keys[1]
+            assert all(torch.equal(was[key], now[key]) for key in keys[0])
+            continue
+        assert pair in {("nm", "nm"), ("vnm", "vnm"), ("bitmask", "nmg"), ("bitmask", "nm")}
+        changed = {key for key in entry if entry[key] != after[key]}
+        assert changed <= {"format", "arrays", "codes"}
+        if "codes" in changed:  # nmg has its values in another order
+            assert pair == ("bitmask", "nmg")
+            assert {**entry["codes"], "shape": after["codes"]["shape"]} == after["codes"]
+        assert sum(now[key].nbytes for key in keys[1]) < sum(was[key].nbytes for key in keys[0])
+
+
+@pytest.mark.parametrize(
+    ("root", "name"), [(root, path.name) for root in LATER for path in sorted(root.iterdir())]
+)
+def test_what_was_written_later_loads_to_the_same_bits(root, name):
     state = json.loads((FILES / f"{name}.json").read_text())
-    assert state_of(gossamer.load(NOW / name)) == state
+    assert state_of(gossamer.load(root / name)) == state
 
 
 @pytest.mark.parametrize("name", NAMES)

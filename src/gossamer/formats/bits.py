@@ -3,7 +3,8 @@
 
 A mask is such numbers of one bit: `pack_bits` and `unpack_bits`. Column k of a row is bit k % 8 of
 byte k // 8, as numpy's packbits(bitorder="little") arranges it along the last dimension.
-`pack_fields` and `unpack_fields` are for positions and codes of 2, 4 or 8 bits.
+`pack_fields` and `unpack_fields` are for positions and codes of 2, 4 or 8 bits; `choices` has those
+of any number of bits.
 """
 
 import torch
@@ -23,7 +24,7 @@ __all__ = [
 
 
 def row_bytes(num_fields: int, field_bits: int = 1) -> int:
-    """Bytes of a row of `num_fields` numbers of `field_bits` (1, 2, 4 or 8) bits."""
+    """Bytes of a row of `num_fields` numbers of `field_bits` bits."""
     return (num_fields * field_bits + 7) // 8
 
 

@@ -22,6 +22,7 @@ from gossamer.recipes.stages import (
     Tokens,
     Train,
 )
+from gossamer.recipes.stages.attention import Attention
 from gossamer.recipes.stages.mixtures import FewerExperts, Moefy, Upcycle
 from gossamer.recipes.stages.schedules import ScheduleSettings
 
@@ -60,6 +61,7 @@ class Stage(Settings):
     structured: Structured | None = None
     recover: Recover | None = None
     tokens: Tokens | None = None
+    attention: Attention | None = None
     upcycle: Upcycle | None = None
     moefy: Moefy | None = None
     fewer_experts: FewerExperts | None = None

@@ -9,13 +9,21 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from gossamer.ops.attention import attention
 from gossamer.zoo.arguments import TokenModel, check_size
 
 _INIT_STD = 0.02
 
 
 class GPTBlock(nn.Module):
-    """Pre-norm causal self-attention and feed-forward, each with a residual connection."""
+    """Pre-norm causal self-attention and feed-forward, each with a residual connection.
+
+    Attributes:
+        gossamer_pattern: what attention is limited to; `gossamer.nn.attention.replace_attention`
+            sets it.
+    """
+
+    gossamer_pattern = "full"
 
     def __init__(self, width: int, num_heads: int, ffn_width: int) -> None:
         super().__init__()
@@ -32,7 +40,10 @@ class GPTBlock(nn.Module):
         """The tokens [B, T, D] after attention, residual connection included."""
         qkv = self.qkv(self.attention_norm(x_BTD)).unflatten(-1, (3, -1, self.head_dim))
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        if self.gossamer_pattern == "full":
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            mixed = attention(query, key, value, self.gossamer_pattern, causal=True)
         return x_BTD + self.output(mixed.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:

@@ -6,17 +6,20 @@ tensors. Skeletons are built on the meta device, so no size in a file costs memo
 been compared with the tensors that are really there.
 """
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from gossamer.errors import ArtifactError, InputError, TargetError
+from gossamer.errors import ArtifactError, InputError, PatternError, TargetError
 from gossamer.io.artifact.inventory import all_slots, own_slots, tied_names
 from gossamer.io.artifact.manifest import (
     ArchitectureNode,
     Argument,
+    AttentionEntry,
     GraphConstant,
     GraphInput,
     GraphNode,
@@ -40,6 +43,12 @@ from gossamer.io.artifact.skeleton import (
 )
 from gossamer.io.huggingface import build_transformers, is_transformers
 from gossamer.io.safe_files.dtypes import DTYPE_NAMES, dtype_name
+from gossamer.nn.attention import (
+    AttentionState,
+    SparseAttention,
+    attention_states,
+    restore_attention,
+)
 from gossamer.nn.forms import can_mask
 from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.layers.tables import table_of
@@ -86,6 +95,7 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
                 node = node.model_copy(update={"tokens": found})
                 _prune_tokens(rebuilt, found)
                 break
+        put_patterns(rebuilt, patterns_of(model), "architecture")
     except ArtifactError:
         # In no table, or beyond the limits of the reader, such as ten thousand modules.
         return None
@@ -122,6 +132,28 @@ def build(
     shrink(model, node.slim)
     _prune_tokens(model, node.tokens)
     return model
+
+
+def patterns_of(model: nn.Module) -> dict[str, AttentionEntry]:
+    """What the attention layers of a model attend to, where that is not everything."""
+    return {name: AttentionEntry(**vars(s)) for name, s in attention_states(model).items()}
+
+
+def put_patterns(model: nn.Module, patterns: Mapping[str, AttentionEntry], where: str) -> None:
+    """Let the attention layers of a skeleton or of a user's model attend to what a file says."""
+    if not patterns:
+        return
+    try:
+        # Layers that are replaced take the tensors that are there: none is made.
+        with torch.device("meta") if _is_meta(model) else nullcontext():
+            states = {n: AttentionState(**entry.model_dump()) for n, entry in patterns.items()}
+            restore_attention(model, states)
+    except (InputError, PatternError, TargetError) as error:
+        raise ArtifactError(f"{where}: attention: {error}") from error
+
+
+def _is_meta(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
 
 
 def _slim_blocks(model: nn.Module, full: nn.Module) -> tuple[SlimBlock, ...]:
@@ -249,6 +281,8 @@ def _structure(model: nn.Module) -> dict[str, object]:
         name = _layer_name(module)
         args = None if name is None else read_args(LAYERS[name], module)
         settings = args and {key: value for key, value in args.items() if key != "sparse"}
-        what = _class_of(module) if name is None else (name, settings)
+        what: object = _class_of(module) if name is None else (name, settings)
+        if isinstance(module, SparseAttention):
+            what = (what, module.kv_heads, module.dropout, module.batch_first)
         result[path] = (what, {slot.attribute: slot.shape for slot in own_slots(path, module)})
     return result

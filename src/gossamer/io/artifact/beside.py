@@ -13,12 +13,23 @@ __all__ = [
     "COMPANIONS",
     "CONFIG_FILE",
     "REPORT_FILE",
+    "SIGNPOST",
+    "SIGNPOST_FILE",
     "beside_limit",
 ]
 
 CARD_FILE = "card.md"
 CONFIG_FILE = "config.json"
 REPORT_FILE = "report.json"
+# Other tools take a packed artifact of a transformers model for a checkpoint, because of its
+# config.json, and say that files are missing. This index leads them to a file whose name says what
+# to do, and there is none of that name: their error shows it, and no weight is made up.
+SIGNPOST_FILE = "model.safetensors.index.json"
+_DIRECTIONS = (
+    "this is a gossamer artifact - read it with gossamer.load - or make a copy for transformers -"
+    " gossamer convert ARTIFACT COPY --format dense.safetensors"
+)
+SIGNPOST = {"metadata": {"total_size": 0}, "weight_map": {"weights": _DIRECTIONS}}
 # What a model needs beside its weights to be used. Carried along as bytes and hashed, never read.
 BESIDE_FILES = frozenset(
     {

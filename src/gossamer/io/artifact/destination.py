@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 from gossamer.errors import ArtifactError, ResourceError
-from gossamer.io.artifact.beside import CARD_FILE
+from gossamer.io.artifact.beside import CARD_FILE, SIGNPOST_FILE
 from gossamer.io.artifact.manifest import Manifest
 from gossamer.io.safe_files.manifests import MANIFEST_FILE, read_manifest
 
@@ -67,7 +67,7 @@ def check_replaceable(target: Path) -> None:
         manifest = Manifest.parse(read_manifest(target), str(target / MANIFEST_FILE))
     except (ArtifactError, FileNotFoundError) as error:
         raise ArtifactError(f"{error} {advice}") from error
-    foreign = sorted(found - {MANIFEST_FILE, CARD_FILE, *manifest.files})
+    foreign = sorted(found - {MANIFEST_FILE, CARD_FILE, SIGNPOST_FILE, *manifest.files})
     if foreign:
         raise ArtifactError(
             f"{target}: holds {foreign[0]!a}, which is not part of the artifact. {advice}"

@@ -5,9 +5,16 @@ Nothing in it names code. Architectures, patterns, formats and dtypes are looked
 tables; a name that is not there is refused.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from gossamer.io.safe_files import MAX_DIM, MAX_DIMS
 from gossamer.io.safe_files.checks import FileName, Name
@@ -40,6 +47,8 @@ Count = Annotated[int, Field(ge=0, le=2**46)]
 Size = Annotated[int, Field(ge=0, le=MAX_DIM)]
 Shape = Annotated[tuple[Size, ...], Field(max_length=MAX_DIMS)]
 ShortText = Annotated[str, Field(max_length=256)]
+# The model itself has an empty one.
+ModulePath = Annotated[str, Field(max_length=1024)]
 Argument = bool | int | float | ShortText | tuple[int, ...] | None
 ArtifactKind = Literal["packed", "dense"]
 
@@ -248,6 +257,16 @@ class GraphNode(_Data):
     outputs: tuple[GraphOutput, ...]
 
 
+class AttentionEntry(_Data):
+    """What one attention layer attends to; see `gossamer.nn.attention.AttentionState`."""
+
+    pattern: Annotated[str, Field(max_length=4096)]
+    causal: bool = False
+    global_tokens: Size = 0
+    alibi: bool = False
+    softcap: Annotated[float, Field(gt=0, le=1e6)] | None = None
+
+
 PartNode = Annotated[TorchNode | ZooNode, Field(discriminator="kind")]
 ArchitectureNode = Annotated[
     TorchNode | ZooNode | TransformersNode | GraphNode, Field(discriminator="kind")
@@ -268,3 +287,12 @@ class Manifest(SignedData):
     shared_modules: dict[Name, Name] = Field(default_factory=dict)
     architecture: ArchitectureNode | None = None
     recipe: Annotated[str, Field(max_length=MAX_RECIPE)] | None = None
+    # By the path of the layer; files without patterns do not have it.
+    attention: dict[ModulePath, AttentionEntry] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = write(self)
+        if not self.attention:
+            del content["attention"]
+        return content

@@ -17,7 +17,13 @@ import torch
 
 from gossamer.errors import ArtifactError
 from gossamer.io.artifact.agreement import check_agreement
-from gossamer.io.artifact.beside import BESIDE_FILES, COMPANIONS, CONFIG_FILE, beside_limit
+from gossamer.io.artifact.beside import (
+    BESIDE_FILES,
+    COMPANIONS,
+    CONFIG_FILE,
+    SIGNPOST_FILE,
+    beside_limit,
+)
 from gossamer.io.artifact.manifest import Manifest
 from gossamer.io.safe_files.directories import AnyPath, find_directory
 from gossamer.io.safe_files.documents import parse_object
@@ -143,7 +149,8 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 " files only. Copy the directory with links resolved."
             )
         found.add(path.name)
-    missing, extra = sorted(wanted - found), sorted(found - wanted - {MANIFEST_FILE, *COMPANIONS})
+    may_be_there = wanted | {MANIFEST_FILE, SIGNPOST_FILE, *COMPANIONS}
+    missing, extra = sorted(wanted - found), sorted(found - may_be_there)
     if missing or extra:
         raise ArtifactError(
             f"{folder}: the files differ from the manifest; missing {missing[:5]}, unexpected"

@@ -3,6 +3,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from gossamer.errors import ArtifactError
 from gossamer.formats import SparseMatrix
 from gossamer.io.artifact.agreement import enclosing, memory_needed
-from gossamer.io.artifact.architecture import build
+from gossamer.io.artifact.architecture import build, put_patterns
 from gossamer.io.artifact.inventory import (
     Slot,
     all_slots,
@@ -39,7 +40,7 @@ from gossamer.nn.forms import to_compact, to_dense, to_masked
 from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.layers import MaskedWeight, Mode
 from gossamer.nn.layers.tables import TableState
-from gossamer.nn.surgery import disable_fast_paths, replace_module
+from gossamer.nn.surgery import disable_fast_paths, replace_module, unchanged_on_error
 from gossamer.ops.training.expansion import expand_matrix
 from gossamer.patterns import Pattern
 
@@ -54,12 +55,16 @@ def load_artifact(
         manifest, where = artifact.manifest, str(artifact.path)
         check_memory(memory_needed(manifest), artifact.num_bytes, max_bytes, where)
         target = unwrap(model) if model is not None else _skeleton(artifact)
-        matched = check_fit(manifest, target, where, exact_dtypes=model is not None)
-        if model is None:
-            # Buffers that no file holds are computed, of sizes that config.json names.
-            needed = memory_needed(manifest) + _unsaved_bytes(target)
-            check_memory(needed, artifact.num_bytes, max_bytes, where)
-        decoded = decode_all(manifest, artifact.read(), where)
+        # Of a model of the user's, patterns are all that changes before everything fits.
+        with unchanged_on_error(target, contents=()) if manifest.attention else nullcontext():
+            if model is not None:
+                put_patterns(target, manifest.attention, where)
+            matched = check_fit(manifest, target, where, exact_dtypes=model is not None)
+            if model is None:
+                # Buffers that no file holds are computed, of sizes that config.json names.
+                needed = memory_needed(manifest) + _unsaved_bytes(target)
+                check_memory(needed, artifact.num_bytes, max_bytes, where)
+            decoded = decode_all(manifest, artifact.read(), where)
         if model is None and isinstance(manifest.architecture, TransformersNode):
             target = _skeleton(artifact, device="cpu")
     result = Placement(target, manifest, matched, decoded, in_place=model is not None).run()
@@ -104,7 +109,10 @@ def _skeleton(artifact: OpenArtifact, device: str = "meta") -> nn.Module:
     # A module that is shared is described under each of its names but stored once. Buffers that
     # are not saved count too.
     most = 2 * len(manifest.tensors) + 64 * len(manifest.shared_modules) + 64
-    return build(manifest.architecture, max_tensors=most, config=artifact.config(), device=device)
+    config = artifact.config()
+    model = build(manifest.architecture, max_tensors=most, config=config, device=device)
+    put_patterns(model, manifest.attention, str(artifact.path))
+    return model
 
 
 @dataclass

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.artifact.architecture import build, describe
+from gossamer.io.artifact.architecture import build, describe, patterns_of
 from gossamer.io.artifact.beside import (
     BESIDE_FILES,
     CARD_FILE,
     CONFIG_FILE,
     REPORT_FILE,
+    SIGNPOST,
+    SIGNPOST_FILE,
     beside_limit,
 )
 from gossamer.io.artifact.destination import check_replaceable
@@ -46,6 +48,7 @@ from gossamer.io.safe_files.documents import pretty_json
 from gossamer.io.safe_files.dtypes import DTYPE_NAMES
 from gossamer.io.safe_files.manifests import MANIFEST_FILE, FileEntry, producer
 from gossamer.io.safe_files.tensors import write_file
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.layers.parts import SparseLayer
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -139,9 +142,12 @@ def save(
             shared_modules=inventory.shared_modules,
             architecture=architecture,
             recipe=recipe,
+            attention=patterns_of(stored),
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
         write_file(folder / CARD_FILE, text.encode())
+        if kind == "packed" and config is not None:
+            write_file(folder / SIGNPOST_FILE, pretty_json(SIGNPOST))
         raw = manifest.to_bytes()
         # Read back before anything is replaced: a manifest over the limits would be lost data.
         Manifest.parse(raw)
@@ -239,6 +245,7 @@ def save_compressed_tensors(
         ArtifactError: `path` holds something that is not an artifact.
     """
     stored = as_stored(unwrap(model))
+    refuse_patterns(stored, "files of compressed-tensors do not say so")
     config = config_of(stored)
     if config is None:
         raise InputError(

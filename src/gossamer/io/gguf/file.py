@@ -50,12 +50,12 @@ def load_gguf(path: AnyPath, *, max_bytes: int | None = None) -> nn.Module:
         where = str(path)
         described = read_settings(header, where)
         rope = {
-            name: _dequantised(file, header.tensors[name], where)
+            name: dequantised(file, header.tensors[name], where)
             for name in ROPE_TENSORS
             if name in header.tensors and math.prod(header.tensors[name].shape) < 2**16
         }
         described = with_rope(described, rope, where)
-        places = _checked_places(header, described, where)
+        places = checked_places(header, described, where)
         found = [tensor for tensor in header.tensors.values() if tensor.name in places]
         sizes = [4 * math.prod(tensor.shape) for tensor in found]
         stored = sum(tensor.end - tensor.begin for tensor in found)
@@ -64,12 +64,12 @@ def load_gguf(path: AnyPath, *, max_bytes: int | None = None) -> nn.Module:
         tensors = {}
         for tensor in sorted(found, key=lambda tensor: tensor.begin):
             name, transposed = places[tensor.name]
-            weight = _as_in_torch(_dequantised(file, tensor, where), tensor.name, described)
+            weight = _as_in_torch(dequantised(file, tensor, where), tensor.name, described)
             tensors[name] = weight.t().contiguous() if transposed else weight
     return from_tensors(described.names.model, described.config, tensors, where)
 
 
-def _checked_places(
+def checked_places(
     header: GgufHeader, described: GgufModel, where: str
 ) -> dict[str, tuple[str, bool]]:
     """Name in the file -> (name in a state dict, whether torch stores it transposed).
@@ -124,7 +124,8 @@ def _as_in_torch(weight: torch.Tensor, name: str, described: GgufModel) -> torch
     return parts_3HDK.transpose(0, 1).reshape(weight.shape)
 
 
-def _dequantised(file: BinaryIO, tensor: GgufTensor, where: str) -> torch.Tensor:
+def dequantised(file: BinaryIO, tensor: GgufTensor, where: str) -> torch.Tensor:
+    """A tensor of an open file, float32, in the order of the file."""
     try:
         from gguf import GGMLQuantizationType, quants
     except ImportError as error:

@@ -36,16 +36,16 @@ def _cut_by_words(digits: str) -> list[dict[str, Any]]:
 
 
 # Name in the file to the steps of the pre-tokenizer.
-_LLAMA_BPE = "llama-bpe"
-_PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+LLAMA_BPE = "llama-bpe"
+PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("smollm", "refact"), _DIGITS),
     **{name: [_BYTE_LEVEL] for name in ("gpt-2", "olmo")},
-    **{name: _cut_by_words(r"\p{N}{1,3}") for name in (_LLAMA_BPE, "dbrx", "smaug-bpe")},
+    **{name: _cut_by_words(r"\p{N}{1,3}") for name in (LLAMA_BPE, "dbrx", "smaug-bpe")},
     "qwen2": _cut_by_words(r"\p{N}"),
 }
 _CONTROL, _USER_DEFINED = 3, 4
-_TEMPLATE = "tokenizer.chat_template"
-_SPECIAL = {
+TEMPLATE = "tokenizer.chat_template"
+SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -59,22 +59,25 @@ def gguf_tokenizer_files(path: os.PathLike[str] | str) -> dict[str, bytes]:
     file.close()
     settings, where = header.settings, str(path)
     model, cut = (settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    is_known = model == _SENTENCEPIECE or (model == _BYTE_LEVEL_MODEL and cut in _PRE_TOKENIZERS)
+    is_known = model == _SENTENCEPIECE or (model == _BYTE_LEVEL_MODEL and cut in PRE_TOKENIZERS)
     if not is_known:
         raise ArtifactError(
             f"{where}: tokenizer {ascii(model)[:40]} with pre-tokenizer {ascii(cut)[:40]} cannot be"
             f" read; known: {_SENTENCEPIECE!r}, {_BYTE_LEVEL_MODEL!r} with"
-            f" {', '.join(map(repr, _PRE_TOKENIZERS))}. Put the tokenizer.json of the model in the"
+            f" {', '.join(map(repr, PRE_TOKENIZERS))}. Put the tokenizer.json of the model in the"
             " folder of the file."
         )
     tokens = _texts(settings, "tokenizer.ggml.tokens", where)
+    content = tokenizer_content(settings, where)
     return {
-        "tokenizer.json": _tokenizer(settings, tokens, where),
+        "tokenizer.json": json.dumps(content, ensure_ascii=False).encode("utf-8"),
         "tokenizer_config.json": _config(settings, tokens, where),
     }
 
 
-def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
+def tokenizer_content(settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """What tokenizer.json says, for the settings of a file."""
+    tokens = _texts(settings, "tokenizer.ggml.tokens", where)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ArtifactError(f"{where}: a token appears twice in tokenizer.ggml.tokens.")
@@ -82,7 +85,7 @@ def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes
         steps = sentencepiece_steps(settings, vocabulary, where)
     else:
         steps = _byte_level_steps(settings, vocabulary, where)
-    content = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -90,7 +93,6 @@ def _tokenizer(settings: dict[str, Any], tokens: list[str], where: str) -> bytes
         "post_processor": _post_processor(settings, tokens, where),
         **steps,
     }
-    return json.dumps(content, ensure_ascii=False).encode("utf-8")
 
 
 def _byte_level_steps(
@@ -100,7 +102,7 @@ def _byte_level_steps(
     cut = settings["tokenizer.ggml.pre"]
     return {
         "normalizer": {"type": "NFC"} if cut == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[cut]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[cut]},
         "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
@@ -110,7 +112,7 @@ def _byte_level_steps(
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": cut == _LLAMA_BPE,  # a word that is a token is never taken apart
+            "ignore_merges": cut == LLAMA_BPE,  # a word that is a token is never taken apart
             "vocab": vocabulary,
             "merges": _merges(vocabulary, settings, where),
         },
@@ -125,14 +127,14 @@ def _config(settings: dict[str, Any], tokens: list[str], where: str) -> bytes:
     context = settings.get(f"{settings.get('general.architecture')}.context_length")
     if type(context) is int:
         content["model_max_length"] = context
-    for name, key in _SPECIAL.items():
+    for name, key in SPECIAL.items():
         number = _special(settings, key, tokens, where)
         if number is not None:
             content[name] = tokens[number]
     # Text for whoever formats chats; it is not looked into here.
-    template, further = settings.get(_TEMPLATE), settings.get(f"{_TEMPLATE}s")
+    template, further = settings.get(TEMPLATE), settings.get(f"{TEMPLATE}s")
     names = further if isinstance(further, list) else []
-    named = {name: settings.get(f"{_TEMPLATE}.{name}") for name in names}
+    named = {name: settings.get(f"{TEMPLATE}.{name}") for name in names}
     if isinstance(template, str) and named:
         named = {"default": template, **named}
         content["chat_template"] = [{"name": n, "template": t} for n, t in named.items()]
@@ -158,7 +160,7 @@ def _post_processor(
     """Puts the first token before every text, where the file says so; Llamas do unless told."""
     usual = (
         settings["tokenizer.ggml.model"] == _SENTENCEPIECE
-        or settings.get("tokenizer.ggml.pre") == _LLAMA_BPE
+        or settings.get("tokenizer.ggml.pre") == LLAMA_BPE
     )
     if not settings.get("tokenizer.ggml.add_bos_token", usual):
         return None

@@ -8,5 +8,6 @@ are layers, and gives a `gossamer.nn.operator_graph.GraphModule`. See the README
 from gossamer.io.onnx.export import export_onnx
 from gossamer.io.onnx.file import is_onnx
 from gossamer.io.onnx.importer import load_onnx
+from gossamer.io.onnx.integers import codes_in_file
 
-__all__ = ["export_onnx", "is_onnx", "load_onnx"]
+__all__ = ["codes_in_file", "export_onnx", "is_onnx", "load_onnx"]

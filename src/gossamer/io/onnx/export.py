@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense and slim models as ONNX files, for other engines."""
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import GossamerError, InputError
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.layer_kinds import sparse_layers
 from gossamer.nn.layers.tables import table_of
 from gossamer.nn.layers.tables.plain import PlainTable
@@ -52,6 +54,7 @@ def export_onnx(
             f"{name}: is a {type(module).__name__}; ONNX has no sparse layers. Call to_dense()"
             " on it first, which stores its zeros."
         )
+    refuse_patterns(model, "ONNX has no such attention")
     for option, names in (("dynamic", dynamic), ("batched", batched)):
         unknown = sorted(set(names) - set(inputs))
         if unknown:
@@ -68,14 +71,14 @@ def export_onnx(
     shapes = tuple(varied.get(name) for name in inputs)
     training = {module: module.training for module in model.modules()}
     try:
-        with warnings.catch_warnings(), _plain_tables(wrapper):
+        with warnings.catch_warnings(), _quiet(), _plain_tables(wrapper):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 wrapper.eval(),
                 tuple(inputs.values()),
                 os.fspath(path),
                 input_names=list(inputs),
-                output_names=["output"],
+                output_names=[output if isinstance(output, str) else "output"],
                 dynamic_shapes=(shapes,) if varied else None,
                 dynamo=True,
                 external_data=False,
@@ -89,6 +92,18 @@ def export_onnx(
         for module, mode in training.items():
             module.training = mode
     return Path(path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of optional packages that it does without."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -6,49 +6,33 @@ reads the pattern from the layer. Masks of all pairs are not made; padding comes
 token.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.errors import InputError
+from gossamer.nn.attention.marks import FULL, marked_with
 from gossamer.ops.attention import attention
 from gossamer.patterns.attention import parse_attention
 
 _NAME = "gossamer"
-_PATTERN = "gossamer_pattern"
+# What some layers also give their function, and what a pattern would leave out.
+_CHANGING = ("position_bias", "s_aux", "block_indices", "cu_seq_lens_q", "cu_seqlens")
 
 
-def uses_interface(model: nn.Module) -> bool:
-    """Whether a model chooses its attention function by the configuration."""
-    return hasattr(model, "set_attn_implementation") and hasattr(model, "config")
-
-
-def patterned(
-    model: Any, text: str, wanted: Callable[[str], bool], settings: dict[str, Any]
-) -> list[str]:
-    """Give the layers of a model of transformers a pattern; their names."""
-    if settings:
-        raise InputError(
-            f"replace_attention: {', '.join(settings)} cannot be changed in models of transformers."
-        )
-    from transformers import AttentionInterface, AttentionMaskInterface
+def connect(model: nn.Module) -> None:
+    """Let all models of transformers inside `model` call gossamer's function for attention."""
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     from transformers.masking_utils import flash_attention_mask
 
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, flash_attention_mask)
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if hasattr(module, "is_causal") and hasattr(module, "config")
-    }
-    names = [name for name in found if wanted(name)]
-    if names:
-        model.set_attn_implementation(_NAME)
-    for name, module in found.items():
-        setattr(module, _PATTERN, text if name in names else "full")
-    return names
+    inner: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and id(module) not in inner:
+            inner.update(map(id, module.modules()))
+            module.set_attn_implementation(_NAME)
 
 
 def _attention(
@@ -62,7 +46,13 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """What layers call: [batch, heads, tokens, dim] gives [batch, tokens, heads, dim]."""
-    text = getattr(module, _PATTERN, "full")
+    unknown = next((name for name in _CHANGING if others.get(name) is not None), None)
+    if unknown is not None:
+        raise InputError(
+            f"replace_attention: {type(module).__name__} gives its attention '{unknown}', which a"
+            " pattern does not compute. Leave these layers out (layers=...)."
+        )
+    text = marked_with(module)
     is_causal = others.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = others.get("sliding_window") or getattr(module, "sliding_window", None)
@@ -88,7 +78,7 @@ def _within(text: str, window: int, causal: bool) -> str:
     Windows count the token itself, and to both sides where they are not causal.
     """
     length = window if causal else 2 * (window - 1)
-    if text == "full":
+    if text == FULL:
         return f"window:{length}"
     terms = parse_attention(text).groups
     widest = max(getattr(term, "length", length + 1) for group in terms for term in group)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.tokens.bert_layers import (
     attend,
@@ -240,6 +241,7 @@ def add_token_pruning(
         raise TargetError("the model has token pruning already: set its thresholds instead.")
     layers: Any = old.layer
     check_uncalled(old)
+    refuse_patterns(old, "token pruning looks at the weights of all pairs")
     like = next(layers.parameters())
     depth = torch.arange(1, len(layers) + 1, device=like.device, dtype=like.dtype)
     new = TokenPrunedEncoder(

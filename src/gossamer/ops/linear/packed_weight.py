@@ -136,6 +136,13 @@ def pack_weight(
     return PackedWeight(native, kernel)
 
 
+def refuse_unusable(x: torch.Tensor, activation: str, num_columns: int) -> None:
+    """InputError for what no weight of so many columns can be called with."""
+    fits = x.ndim > 0 and x.shape[-1] == num_columns and x.dtype is torch.float32
+    if not fits or activation not in ACTIVATIONS or (x.requires_grad and torch.is_grad_enabled()):
+        raise _refusal(x, activation, num_columns)
+
+
 def _refusal(x: torch.Tensor, activation: str, num_columns: int) -> InputError:
     fits = x.ndim > 0 and x.shape[-1] == num_columns
     wrong = f"the last dimension of x must be {num_columns}, got {list(x.shape)}."

@@ -16,7 +16,7 @@ import numpy as np
 from gossamer.errors import PatternError
 from gossamer.patterns.attention.block_list import BLOCK, WHOLE, Bits, BlockList, Ints, check_size
 from gossamer.patterns.attention.nearest import nearest
-from gossamer.patterns.attention.terms import TERMS, AttentionTerm, BigBirdTerm, Span
+from gossamer.patterns.attention.terms import TERMS, AttentionTerm, BigBirdTerm, Span, WindowTerm
 
 LEGAL_ATTENTION = (
     "'full', 'window:512', 'window:512+global:64', 'sinks:4+window:1024', 'strided:128',"
@@ -37,6 +37,20 @@ class AttentionPattern:
 
     def __str__(self) -> str:
         return "; ".join("+".join(map(str, terms)) for terms in self.groups)
+
+    @property
+    def differs_by_head(self) -> bool:
+        """Whether heads attend to different pairs: groups of heads, or pairs drawn for each."""
+        drawn = any(isinstance(t, BigBirdTerm) and t.random for terms in self.groups for t in terms)
+        return drawn or len(self.groups) > 1
+
+    @property
+    def as_window(self) -> int | None:
+        """The tokens of a pattern that is one window and nothing else; None for others."""
+        one = self.groups[0][0]
+        alone = len(self.groups) == 1 == len(self.groups[0])
+        is_window = alone and isinstance(one, WindowTerm) and one.dilation == 1
+        return one.length if is_window and isinstance(one, WindowTerm) else None
 
     def group_of(self, head: int, heads: int) -> tuple[AttentionTerm, ...]:
         """The terms of a head."""

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.families import answers, block_of
 from gossamer.nn.surgery.matrix_layers import is_matrix_layer
 from gossamer.nn.surgery.slimming import UnitGroup, cut_units, find_groups
@@ -54,6 +55,7 @@ def find_units(model: nn.Module) -> list[UnitGroup]:
         _check_layers(name, module, family.linears)
     if not names:
         raise TargetError(_unknown(model))
+    refuse_patterns(model, "heads that are left would get the pattern of others", by_head=True)
     groups = find_groups(model)
     _check_sharing(model, groups)
     return groups

@@ -86,12 +86,12 @@ def time_chart(rows: Sequence[Row], tokens: int) -> Chart:
         bars = [
             ("dense", dense, f"{row.name}: dense {dense:.0f} us"),
             (
-                "sparse" if row.is_sparse else "sparse pale",
+                "sparse" if row.kernel != "dense" else "sparse pale",
                 sparse,
                 f"{row.name}: sparse {sparse:.0f} us",
             ),
         ]
-        shown.append((row.name, bars, f"{ratio:.2f}x" if row.is_sparse else "stays dense"))
+        shown.append((row.name, bars, "stays dense" if row.kernel == "dense" else f"{ratio:.2f}x"))
     title = f"Microseconds per layer, {tokens} token{'s' * (tokens > 1)}"
     legend = (*_LEGEND, ("not used", "pale"))
     return bar_rows(title, shown, "below", left=_label_width(timed), height=10.0, legend=legend)

@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.nn.attention import attention_states
 from gossamer.nn.families import answers
 from gossamer.nn.families.text import num_positions
 from gossamer.nn.layer_kinds import form_of, kind_name
 from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.engines.decoder import DecoderNorm, DecoderRules, DecoderShape
+from gossamer.patterns.attention import parse_attention
 from gossamer.running.decoder.experts import Mixture
 
 # What is known of the classes that the native decoder runs.
@@ -84,7 +86,7 @@ class DecoderFeatures:
         self._kinds = sorted(kinds, key=str)
         self.rotations = [self._angles(str(kind)) for kind in self._kinds]
         self.positions = self._positions()
-        self.windows = [self._window(layer) for layer in self.layers]
+        self.windows = [self._within_pattern(layer) for layer in self.layers]
         self.scales = [self._number(layer, self.facts.scale, 1.0) for layer in self.layers]
 
     def norms(self, layer: nn.Module) -> tuple[DecoderNorm | None, ...]:
@@ -120,6 +122,26 @@ class DecoderFeatures:
         """The number of its angles in `rotations`; -1 if it does not rotate."""
         kind = self._rotation_kind(layer)
         return -1 if kind is None else self._kinds.index(kind)
+
+    def _within_pattern(self, layer: nn.Module) -> int:
+        """The window of a layer, or that of the pattern it was given; 0: all positions."""
+        own = self._window(layer)
+        for name, state in attention_states(layer).items():
+            window = parse_attention(state.pattern).as_window
+            if window is None:
+                raise InputError(
+                    f"decoder: {name} attends to '{state.pattern}', and of patterns the native"
+                    " decoder runs one window, such as 'window:512'. gossamer.compile runs the"
+                    " model layer by layer; rules for keys (--attention) are for models without"
+                    " patterns."
+                )
+            if own and window > own:
+                raise InputError(
+                    f"decoder: {name} attends to '{state.pattern}', and has a window of {own} of"
+                    " its own, which is shorter."
+                )
+            return 0 if window >= self.shape.context else window
+        return own
 
     def _window(self, layer: nn.Module) -> int:
         owner, _, name = self.facts.window.rpartition(".")

@@ -20,6 +20,7 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.formats import SparseMatrix
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.families import BlockParts, EncoderFacts, answers, block_of
 from gossamer.nn.layer_kinds import form_of, kind_name
 from gossamer.nn.layer_weights import matrix_of
@@ -114,6 +115,7 @@ def read_layers(encoder: nn.Module) -> list[EncoderBlock]:
     facts = facts_of(encoder)
     if facts is None:
         raise TargetError(f"{type(encoder).__name__} runs no encoder layers of a known family.")
+    refuse_patterns(encoder, "one native call computes all pairs")
     read: dict[int, EncoderBlock] = {}
     blocks = list(blocks_of(encoder, facts))
     bias = _bias(encoder, facts)

@@ -23,6 +23,8 @@ from gossamer.running.packed import MIN_SPARSITY
 _LAYER_BY_LAYER, _AS_IT_WAS, _MASKED = "layer by layer", "as it was", "masked dense"
 _TRAINED = "rounded when looked up"
 _NOT_SPARSE = ("dense", _MASKED, _LAYER_BY_LAYER, _AS_IT_WAS, _TRAINED)
+# Kernels that compute zeros too: of compact layers, and dense ones of lower precision.
+_DENSE_KERNELS = ("compact/", "dense/")
 _NOT_COMPILED = "not compiled: call gossamer.compile(model)"
 
 
@@ -58,7 +60,7 @@ class Row:
     @property
     def is_sparse(self) -> bool:
         """Whether a sparse kernel runs."""
-        return not (self.kernel in _NOT_SPARSE or self.kernel.startswith("compact/"))
+        return not (self.kernel in _NOT_SPARSE or self.kernel.startswith(_DENSE_KERNELS))
 
 
 class Explanation(list[Row]):

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gossamer.recipes.stages import Prune, Recover, Relufy, Round, StageSettings, Structured, Tokens
+from gossamer.recipes.stages.attention import Attention
 from gossamer.recipes.stages.mixtures import FewerExperts, Moefy, Upcycle
+from gossamer.runs.stages.attention import run_attention_stage
 from gossamer.runs.stages.base import StageInput, StageOutcome
 from gossamer.runs.stages.mixtures import (
     run_fewer_experts_stage,
@@ -30,6 +32,7 @@ STAGES: Final[Mapping[type[StageSettings], Callable[..., StageOutcome]]] = {
     Structured: run_structured_stage,
     Recover: run_recover_stage,
     Tokens: run_tokens_stage,
+    Attention: run_attention_stage,
     Relufy: run_relufy_stage,
     Upcycle: run_upcycle_stage,
     Moefy: run_moefy_stage,

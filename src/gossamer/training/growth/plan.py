@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gossamer.errors import InputError, ResourceError
+from gossamer.errors import InputError, ResourceError, TargetError
 from gossamer.io.safe_files.checks import available_bytes
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.families import BlockParts
 from gossamer.nn.layer_kinds import MOVING
 from gossamer.nn.surgery.carried import carried_by_calls
@@ -238,6 +239,10 @@ def _layer_sources(before: int, growth: Growth) -> tuple[LayerSource, ...]:
 
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise InputError for what is around or in a model and would be lost."""
+    try:
+        refuse_patterns(model, "the larger model would attend to all pairs")
+    except TargetError as error:
+        raise InputError(f"grow: {error} Grow first, and give the pattern afterwards.") from error
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise InputError(

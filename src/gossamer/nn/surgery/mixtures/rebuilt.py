@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import TargetError
+from gossamer.nn.attention import attention_states, restore_attention
 from gossamer.nn.moe import adopt_experts
 from gossamer.nn.surgery import inherit_hooks
 
@@ -50,6 +51,7 @@ def become(model: nn.Module, build: Callable[[], nn.Module], numbers: Numbers) -
                 key = id(tensor)
                 made.setdefault(key, nn.Parameter(given))
                 module._parameters[name] = made[key]
+    restore_attention(twin, attention_states(model))
     before = dict(model.named_modules())
     for path, module in twin.named_modules():
         if path in before:

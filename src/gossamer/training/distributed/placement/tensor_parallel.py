@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gossamer.errors import InputError
+from gossamer.errors import InputError, TargetError
 from gossamer.formats.bits import pack_bits, unpack_bits
 from gossamer.formats.matrix import matrix_shape
 from gossamer.nn import Linear
+from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.families import BlockParts, block_of
 from gossamer.nn.layer_kinds import kind_name
 from gossamer.nn.layer_weights import shape_of
@@ -95,6 +96,10 @@ class ColumnsOfUnits(nn.Module):
 
 def check_units(model: nn.Module, count: int) -> None:
     """Refuse a model whose heads and filters `count` ranks cannot share; masks may still move."""
+    try:
+        refuse_patterns(model, "ranks would take the pattern of other heads", by_head=True)
+    except TargetError as error:
+        raise InputError(f"mesh.tensor: {error}") from error
     for named_block in _blocks(model):
         list(_plan(*named_block, 0, count))
 
