@@ -65,9 +65,8 @@ def test_threads_give_the_same_bits(kernels):
     before = torch.get_num_threads()
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
-        found.append(
-            (native_products.product(x, w, None, counts), native_products.input_gradient(g, w, counts))
-        )
+        y = native_products.product(x, w, None, counts)
+        found.append((y, native_products.input_gradient(g, w, counts)))
     torch.set_num_threads(before)
     assert all(
         torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True)
@@ -132,7 +131,8 @@ def test_gradients_of_weights(kernels, counts, outputs, inner, threads):
         parts, dw.chunk(len(counts)), sums.chunk(len(counts)), strict=True
     ):
         if not len(own_g):  # not touched
-            assert bool((found == 7).all()) and bool((added == 7).all())
+            assert bool((found == 7).all())
+            assert bool((added == 7).all())
             continue
         assert near(found, (own_g.t() @ own_x, own_g.abs().t() @ own_x.abs()), len(own_g))
         assert near(added, (own_g.sum(0), own_g.abs().sum(0)), len(own_g))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`y = x W_e^T + b_e` for tokens that are sorted by expert, with dense weights.
 
-One native call for all experts where that is faster (`native_products`), else one product of torch per
-expert that has tokens, written into its rows of one result. Experts without tokens cost nothing:
-not even the zeros of their gradient are written (`gradients`). `torch.nn.functional.grouped_mm` has no bias, and needs its gradients contiguous.
+One native call for all experts where that is faster (`native_products`), else one product of torch
+per expert that has tokens, written into its rows of one result. Experts without tokens cost
+nothing: not even the zeros of their gradient are written (`gradients`).
+`torch.nn.functional.grouped_mm` has no bias, and needs its gradients contiguous.
 
 Legend: S tokens sorted by expert, E experts, O outputs and K inputs of one expert, R = E O rows.
 """
