@@ -35,7 +35,8 @@ from gossamer.runs import prune
 from gossamer.runs.calibration import agreement, calibration_batches, embed
 from gossamer.runs.sources import directory_bytes, tensor_bytes
 from gossamer.search import Mask, SearchLimits, ShrinkResult, shrink
-from gossamer.search.page import HEAD, front_chart, rows_of, verdict
+from gossamer.search.page import HEAD, rows_of, verdict
+from gossamer.search.picture import front_chart
 
 # A topic per line: who; does; what.
 _TOPICS = """
