@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.planning import ClusterPlan, StatePlan
-from gossamer.report import Comparison, Figure, Page, format_bytes
+from gossamer.report import Comparison, Figure, Page
 from gossamer.report.charts import Chart, bar_rows
 from gossamer.report.charts.plot import Plot
 from gossamer.report.charts.timeline import timeline_chart
@@ -174,9 +174,7 @@ def plan_page(plan: ClusterPlan, name: str) -> Page:
         sizes = {name: asdict(best.memory) for name, best in bests.items()}
         charts = [
             _stacked("Seconds of a step, in closed form (forecast)", times, lambda x: f"{x:.3g} s"),
-            _stacked(
-                "Bytes of the fullest rank (forecast)", sizes, lambda x: format_bytes(round(x))
-            ),
+            _stacked("Bytes of the fullest rank (forecast)", sizes, lambda x: f"{x / 1e9:.3g} GB"),
         ]
     charts += [
         timeline_chart(

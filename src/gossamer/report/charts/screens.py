@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures for screens: drawn twice, for wide windows and for telephones, with letters of one size."""
+"""Pictures are drawn twice, for wide windows and telephones: letters keep their size."""
 
 from collections.abc import Callable
 from dataclasses import replace
