@@ -5,7 +5,7 @@ import click
 
 from gossamer.cli.main import COMMANDS, cli
 
-COMMON = ["--debug", "--help", "--json", "--quiet", "-q"]
+COMMON = ["--debug", "--help", "--json", "--quiet", "--verbose", "-q", "-v"]
 TEXT = [
     *("MODEL", "--context", "--dtype", "--head-dtype", "--max-tokens", "--seed", "--temperature"),
     *("--special-tokens", "--threads", "--top-k", "--top-p", "--attention", "--kv"),
