@@ -224,7 +224,7 @@ def test_two_models_behind_one_port(encoder, tmp_path, gossamer_cli, monkeypatch
     [
         (["--compare", "nowhere"], 3, "no such file"),
         (["--sentences", "texts.txt"], 2, "give that, too"),
-        (["--compare", "ENCODER", "--sentences", "texts.xls"], 2, "expected a file that ends"),
+        (["--compare", "ENCODER", "--sentences", "texts.xls"], 2, "there is no such file"),
     ],
 )
 def test_mistakes_about_what_is_compared(encoder, gossamer_cli, monkeypatch, options, code, text):

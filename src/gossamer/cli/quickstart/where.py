@@ -82,10 +82,10 @@ def try_zeros(shape: tuple[int, int], rows: int) -> ZerosPay:
     x = torch.randn(rows, width, generator=generator)
 
     def layer() -> nn.Sequential:
-        made = nn.Sequential(nn.Linear(width, out))
+        linear = nn.Linear(width, out)
         with torch.no_grad():
-            made[0].weight.copy_(weight)
-        return made.eval()
+            linear.weight.copy_(weight)
+        return nn.Sequential(linear).eval()
 
     def sparse(sparsity: float) -> nn.Module:
         made = layer()
