@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "dense/gemm.hpp"
 #include "gossamer/bf16_pairs_layout.hpp"
 #include "gossamer/few_layout.hpp"
 #include "gossamer/int8_layout.hpp"
@@ -43,6 +44,7 @@ const Entry entries[] = {
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
     {"int8_panel", [](Isa isa) { return int8_kernels(isa).ceiling_panel; }},
     {"int8_quad", [](Isa isa) { return int8_kernels(isa).ceiling_quad; }},
+    {"dense/int8", [](Isa isa) { return gemm_kernels(isa).ceiling; }},
     {"bf16_panel", [](Isa isa) { return bf16_kernels(isa).ceiling_panel; }},
     {"bf16_pair", [](Isa isa) { return bf16_kernels(isa).ceiling_pair; }},
     {"strip", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},

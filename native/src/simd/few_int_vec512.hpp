@@ -11,6 +11,12 @@
 namespace gossamer {
 namespace {
 
+// Bytes that are asked for ahead: masks and values are read once, a row after the other.
+constexpr int64_t kAhead = 2048;
+__attribute__((always_inline)) inline void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p) + kAhead, _MM_HINT_T0);
+}
+
 // 16 floats, zeros behind the last of `count`.
 inline __m512 load_some(const float* x, int64_t count) {
   if (count >= 16) return _mm512_loadu_ps(x);
@@ -137,19 +143,20 @@ __attribute__((always_inline)) inline void next_two(const uint8_t*& values, cons
   w[1] = _mm512_and_si512(_mm512_srli_epi16(second, 4), low);
 }
 
-// The int4 scales of 16 steps of a row.
-inline __m512 step_scales(const FewIntView& view, int64_t row, int64_t step) {
-  const uint16_t* scales = view.scales + row * view.scales_of_row;
-  const int64_t left = view.steps - step;
+// The int4 scales or offsets of 16 parts of a row, bf16 or with offsets fp16.
+template <bool kFp16>
+inline __m512 part_numbers(const FewIntView& view, const uint16_t* numbers, int64_t row, int64_t part, int64_t parts) {
+  const uint16_t* of_row = numbers + row * view.scales_of_row;
+  const int64_t left = parts - part;
   __m256i halves;
   if (view.span == 1) {
-    halves = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1), scales + step);
+    halves = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1), of_row + part);
   } else {
     alignas(32) uint16_t some[16] = {};
-    for (int64_t i = 0; i < (left < 16 ? left : 16); ++i) some[i] = scales[(step + i) / view.span];
+    for (int64_t i = 0; i < (left < 16 ? left : 16); ++i) some[i] = of_row[(part + i) / view.span];
     halves = _mm256_load_si256(reinterpret_cast<const __m256i*>(some));
   }
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  return kFp16 ? _mm512_cvtph_ps(halves) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
 // The sums of 16 vectors in the lanes of one.
