@@ -76,13 +76,19 @@ bool picks_bytes(Isa isa) {
 #endif
 }
 
+WindowKernel window_kernel(Isa isa) {
 #if defined(GOSSAMER_X86) && !defined(GOSSAMER_EMULATED_AVX512)
-WindowKernel window_kernel(Isa isa) { return picks_bytes(isa) ? avx512vbmi2::window_kernel : reference::window_kernel; }
-WindowsOfPanel windows_of_panel(Isa isa) { return picks_bytes(isa) ? avx512vbmi2::windows_of_panel : reference::windows_of_panel; }
-#else
-WindowKernel window_kernel(Isa) { return reference::window_kernel; }
-WindowsOfPanel windows_of_panel(Isa) { return reference::windows_of_panel; }
+  if (picks_bytes(isa)) return avx512vbmi2::window_kernel;
 #endif
+  return (void)isa, reference::window_kernel;
+}
+
+WindowsOfPanel windows_of_panel(Isa isa) {
+#if defined(GOSSAMER_X86) && !defined(GOSSAMER_EMULATED_AVX512)
+  if (picks_bytes(isa)) return avx512vbmi2::windows_of_panel;
+#endif
+  return isa == Isa::reference ? reference::windows_of_panel : reference::windows_of_quads;
+}
 
 std::unique_ptr<PackedWeight> pack_window_weight(const KeptWeight& weight, Isa isa) {
   return std::make_unique<WindowWeight>(pack_windows(weight, int8_kernels(isa).activation_bits), isa);

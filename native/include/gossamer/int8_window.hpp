@@ -69,7 +69,7 @@ using WindowsOfPanel = void (*)(const uint8_t* bytes, int64_t num_windows, int64
 
 namespace reference {
 extern const WindowKernel window_kernel;
-extern const WindowsOfPanel windows_of_panel;
+extern const WindowsOfPanel windows_of_panel, windows_of_quads;  // of its own bytes, and of those of other sets
 }
 namespace avx512vbmi2 {
 extern const WindowKernel window_kernel;

@@ -32,21 +32,30 @@ void run(const WindowView& view, int64_t first_group, int64_t last_group, const 
   }
 }
 
-// The reference quantises panels to [column][token].
-void of_panel(const uint8_t* bytes, int64_t num_windows, int64_t columns, int64_t tokens, uint8_t* windows) {
+template <class At>
+void each_window(int64_t num_windows, int64_t columns, int64_t tokens, uint8_t* windows, const At& at) {
   const int64_t tiles = window_tiles(tokens);
   for (int64_t tile = 0; tile < tiles; ++tile)
     for (int64_t w = 0; w < num_windows; ++w)
       for (int64_t t = tokens * tile / tiles; t < tokens * (tile + 1) / tiles; ++t)
         for (int64_t i = 0; i < kWindowBytes; ++i, ++windows) {
           const int64_t column = w * kWindowShift + i;
-          *windows = column < columns ? bytes[column * kTileTokens + t] : 0;
+          *windows = column < columns ? at(column, t) : 0;
         }
+}
+
+// The reference quantises panels to [column][token], the other sets to [column / 4][token][4].
+void of_panel(const uint8_t* bytes, int64_t num_windows, int64_t columns, int64_t tokens, uint8_t* windows) {
+  each_window(num_windows, columns, tokens, windows, [=](int64_t k, int64_t t) { return bytes[k * kTileTokens + t]; });
+}
+void of_quads(const uint8_t* bytes, int64_t num_windows, int64_t columns, int64_t tokens, uint8_t* windows) {
+  each_window(num_windows, columns, tokens, windows,
+              [=](int64_t k, int64_t t) { return bytes[(k / 4 * kTileTokens + t) * 4 + k % 4]; });
 }
 
 }  // namespace
 
 const WindowKernel window_kernel = run;
-const WindowsOfPanel windows_of_panel = of_panel;
+const WindowsOfPanel windows_of_panel = of_panel, windows_of_quads = of_quads;
 
 }  // namespace gossamer::reference

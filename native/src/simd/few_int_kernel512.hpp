@@ -64,6 +64,7 @@ void run_one(const FewIntView& view, const LinearCall& call, int64_t first_row, 
   int32_t* starts = reinterpret_cast<int32_t*>(bytes + int_scale_stride(view) * kIntStep);
   float* scales = reinterpret_cast<float*>(starts + int_scale_stride(view) * 16);
   float *sums = scales + stride, *factors = sums + stride;
+  const PartGroups groups(view, parts, factors + stride);
   // Multiplied along with the others: what was there may be denormal, which takes 100 cycles.
   __builtin_memset(scales, 0, static_cast<size_t>(2 * stride) * sizeof(float));
   const __m512i zero = _mm512_setzero_si512();
@@ -88,10 +89,10 @@ void run_one(const FewIntView& view, const LinearCall& call, int64_t first_row, 
     for (int64_t i = 0; i < count; ++i) {
       __m512 more = _mm512_setzero_ps();
       for (int64_t p = 0; kInt4 && p < parts; p += 16) {
-        const __m512 of_row = part_numbers<kFp16>(view, view.scales, unit + i, p, parts);
+        const __m512 of_row = part_numbers<kFp16>(view, view.scales, unit + i, p, groups);
         _mm512_store_ps(factors + p, _mm512_mul_ps(of_row, _mm512_load_ps(scales + p)));
         if (kFp16)
-          more = _mm512_fmadd_ps(part_numbers<kFp16>(view, view.offsets, unit + i, p, parts), _mm512_load_ps(sums + p), more);
+          more = _mm512_fmadd_ps(part_numbers<kFp16>(view, view.offsets, unit + i, p, groups), _mm512_load_ps(sums + p), more);
       }
       lanes[i] = one_row<kInt4, kDense, kOffsets>(view, unit + i, values, x, kInt4 ? factors : scales);
       if (kFp16) lanes[i] = _mm512_add_ps(lanes[i], more);

@@ -163,12 +163,13 @@ void take_token(const float* x, int64_t columns, const IntPass& pass, int64_t fi
 
 // Scales and offsets of a unit, [parts][16 rows].
 template <Offsets kOffsets>
-void take_row_numbers(const FewIntView& view, int64_t unit, int64_t count, int64_t parts, float* scales, float* offsets) {
+void take_row_numbers(const FewIntView& view, int64_t unit, int64_t count, const PartGroups& groups, float* scales, float* offsets) {
+  const int64_t parts = groups.parts;
   for (int64_t i = 0; i < count; ++i)
     for (int64_t p = 0; p < parts; p += 16) {
       alignas(64) float some[2][16];
-      _mm512_store_ps(some[0], part_numbers<kOffsets != Offsets::none>(view, view.scales, unit + i, p, parts));
-      if (kOffsets != Offsets::none) _mm512_store_ps(some[1], part_numbers<true>(view, view.offsets, unit + i, p, parts));
+      _mm512_store_ps(some[0], part_numbers<kOffsets != Offsets::none>(view, view.scales, unit + i, p, groups));
+      if (kOffsets != Offsets::none) _mm512_store_ps(some[1], part_numbers<true>(view, view.offsets, unit + i, p, groups));
       for (int64_t j = p; j < parts && j < p + 16; ++j) {
         scales[j * kIntRowUnit + i] = some[0][j - p];
         if (kOffsets != Offsets::none) offsets[j * kIntRowUnit + i] = some[1][j - p];
@@ -193,6 +194,7 @@ void run_pass(const FewIntView& view, const LinearCall& call, int64_t first_row,
   pass.scales = reinterpret_cast<float*>(pass.bytes + tokens * pass.steps * kIntStep);
   pass.sums = pass.scales + tokens * pass.parts;
   pass.starts = reinterpret_cast<int32_t*>(pass.sums + tokens * pass.parts);
+  const PartGroups groups(view, pass.parts, pass.starts + tokens * pass.parts);
   for (int64_t i = 0; i < pass.tiles; ++i) {
     const int64_t from = pass.first_of(i), width = pass.first_of(i + 1) - from;
     for (int64_t t = 0; t < width; ++t)
@@ -218,7 +220,7 @@ void run_pass(const FewIntView& view, const LinearCall& call, int64_t first_row,
       for (int64_t s = 0; s < pass.steps; ++s)
         turn_unit(pass.rows + s * kIntStep, pass.steps * kIntStep, pass.units + g * unit_bytes + s * kUnitBytes);
       if (kInt4)
-        take_row_numbers<kOffsets>(view, unit, count, pass.parts, pass.row_scales + g * pass.parts * kIntRowUnit,
+        take_row_numbers<kOffsets>(view, unit, count, groups, pass.row_scales + g * pass.parts * kIntRowUnit,
                                    pass.row_offsets + g * pass.parts * kIntRowUnit);
     }
     for (int64_t i = 0; i < pass.tiles; ++i)
