@@ -17,8 +17,8 @@
 namespace gossamer {
 namespace {
 
-// Bytes of activations of a pass: they stay in L2 beside the groups that read them.
-constexpr int64_t kPassBytes = 256 << 10;
+// Bytes of activations of a pass: they stay in L2, and so do the results of some rows.
+constexpr int64_t kPassBytes = 64 << 10;
 constexpr int64_t kPassTokens = 24;  // at least: two tiles share a group
 // Two threads were faster from here on: waking one takes a microsecond or two.
 constexpr size_t kBytesPerThread = 24 * 1024;
