@@ -17,7 +17,9 @@ _SUFFIX = ".packed"
 _UNFINISHED = ".unfinished"
 # What a killed process left is removed after so many seconds.
 _ABANDONED = 3600
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = 0  # nor is a pipe waited for
+for _name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"):
+    _NO_LINK |= getattr(os, _name, 0)
 Fault = PartsFault
 
 
@@ -35,8 +37,15 @@ class EngineStore:
 
     def find(self, identity: Identity) -> Parts | None:
         """The parts that were kept for an identity; None if there are none to be trusted."""
+        if not self._most:
+            return None
         path = self._path(identity)
-        if not self._most or not path.exists():
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as reason:
+            self.refuse(identity, str(reason))
             return None
         try:
             self._expect_own(self._folder)
@@ -77,7 +86,7 @@ class EngineStore:
             with os.fdopen(number, "w+b") as file:
                 write_parts(file, Parts({"identity": identity.told(), **parts.told}, parts.arrays))
             unfinished.replace(self._path(identity))
-        except (PartsFault, OSError, ValueError) as reason:
+        except (PartsFault, OSError, ValueError, TypeError) as reason:
             self._say(f"the packed engine is not kept in the cache: {reason}")
             if unfinished is not None:
                 with suppress(OSError):
