@@ -40,8 +40,9 @@ def stream(path: AnyPath) -> Iterator[Streamed | None]:
             with opened.file:
                 yield Streamed(opened.model, opened.beside)
         return
+    from gossamer.io.artifact import find_artifact
     from gossamer.io.artifact.streamed import stream_artifact
-    from gossamer.io.loading import find_artifact, read_beside
+    from gossamer.io.loading import read_beside
 
     model = stream_artifact(path) if find_artifact(path)[1] else None
     yield None if model is None else Streamed(model, read_beside(path))

@@ -151,7 +151,8 @@ def streamed_model(name: str, config: Mapping[str, Any]) -> StreamedModel | None
         return None
     full["head_dim"] = full["head_dim"] or full["hidden_size"] // full["num_attention_heads"]
     rope = full["rope_parameters"] or {"rope_type": "default", "rope_theta": full["rope_theta"]}
-    theta, eps = rope.get("rope_theta"), full["rms_norm_eps"]
+    theta: Any = rope.get("rope_theta")
+    eps = full["rms_norm_eps"]
     understood = (
         set(rope) == {"rope_type", "rope_theta"}
         and rope["rope_type"] == "default"
