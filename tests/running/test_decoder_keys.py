@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from gossamer.errors import InputError, PatternError
-from gossamer.ops.engines.decoder import NativeSession
+from gossamer.ops.engines.decoder_session import NativeSession
 from gossamer.ops.kernels import available_kernels
 from gossamer.patterns.attention.key_rules import KeyRules, parse_key_rules
 from gossamer.running.decoder import DecoderEngine, GenerationOptions, make_generator
@@ -112,7 +113,7 @@ def steps(engine, ids, prompt):
     session = NativeSession(engine._native, engine.keys)
     found = [session.step(ids[:prompt].int().numpy(), every=True)] if prompt else []
     found += [session.step(ids[i : i + 1].int().numpy()) for i in range(prompt, len(ids))]
-    return torch.cat(found).double()
+    return torch.from_numpy(np.concatenate(found)).double()
 
 
 def error(found, wanted):
