@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse intermediate tensors: what a model computes between its weights, and gradients of it.
+
+`sparsify_outputs(model, rules, example)` gives the outputs of operators and modules a sparsifier,
+chosen by patterns of their names; `Output` says which, where it is applied and how the result is
+stored. `sites` lists the names that a model has. Nothing is traced: the model is run once.
+"""
+
+from gossamer.nn.intermediate.attaching import Attached, sparsify_outputs
+from gossamer.nn.intermediate.output import Output
+from gossamer.nn.intermediate.sites import Site, sites
+
+__all__ = ["Attached", "Output", "Site", "sites", "sparsify_outputs"]
