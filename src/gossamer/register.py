@@ -13,13 +13,17 @@ import torch
 
 from gossamer.formats import FORMATS, Format, SparseMatrix
 from gossamer.ops import Kernel, Problem, Run, kernel_list
+from gossamer.ops.operators import TensorFormat
 from gossamer.ops.operators import add_operator as operator
+from gossamer.ops.operators.compressed import TENSOR_FORMATS
+from gossamer.ops.operators.kernels import add_backward as backward
+from gossamer.ops.operators.kernels import add_forward as forward
 from gossamer.ops.sparsifiers import by_function
 from gossamer.patterns import Pattern
 from gossamer.patterns.text import PATTERNS
 from gossamer.pruning import register_scorer as scorer
 
-__all__ = ["format", "op", "operator", "pattern", "scorer", "sparsifier"]
+__all__ = ["backward", "format", "forward", "op", "operator", "pattern", "scorer", "sparsifier"]
 
 Mask = Callable[..., torch.Tensor]
 Pack = Callable[[SparseMatrix], Run]
@@ -30,9 +34,15 @@ def pattern(name: str, parse: Callable[[str], Pattern]) -> None:
     PATTERNS.add(name, parse)
 
 
-def format(name: str, implementation: Format) -> None:
-    """Add a storage format; `gossamer.testing.check_format(name)` says whether it is sound."""
-    FORMATS.add(name, implementation)
+def format(name: str, implementation: Format | TensorFormat) -> None:
+    """Add a format: of weights in files, or of tensors that a model computes.
+
+    `gossamer.testing.check_format(name)` says whether one for files is sound.
+    """
+    if isinstance(implementation, TensorFormat):
+        TENSOR_FORMATS.add(name, implementation)
+    else:
+        FORMATS.add(name, implementation)
 
 
 def sparsifier(

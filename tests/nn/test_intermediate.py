@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.intermediate import Output, sites, sparsify_outputs
+from gossamer.nn.intermediate import SparseOutput, sites, sparsify_outputs
 
 
 class Attention(nn.Module):
@@ -45,8 +45,8 @@ X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 RULES = {
     "attention/softmax": "threshold:0.2",
     "attention.act/gelu": "2:4",
-    "attention/matmul.1": Output(external="fraction:0.5", gradient="fraction:0.25"),
-    "out": Output("threshold:0.1", gradient="through"),
+    "attention/matmul.1": SparseOutput(external="fraction:0.5", gradient="fraction:0.25"),
+    "out": SparseOutput("threshold:0.1", gradient="through"),
     "/cat": "per-block:0.5:4",
 }
 
@@ -98,8 +98,8 @@ def test_a_rule_for_all_calls_and_one_after_it_for_one(model):
         model, {"attention/matmul": "threshold:1", "*/matmul.1": "threshold:2"}, X
     ).chosen
     assert chosen == {
-        "attention/matmul.0": Output("threshold:1"),
-        "attention/matmul.1": Output("threshold:2"),
+        "attention/matmul.0": SparseOutput("threshold:1"),
+        "attention/matmul.1": SparseOutput("threshold:2"),
     }
 
 
@@ -160,7 +160,7 @@ def test_what_modules_return_survives_strict_export(model):
 
 def test_gradients_follow_their_rule(model):
     arrived = []
-    sparsify_outputs(model, {"out": Output(gradient="fraction:0.75")}, X)
+    sparsify_outputs(model, {"out": SparseOutput(gradient="fraction:0.75")}, X)
     model.out.register_forward_hook(lambda m, a, y: y.register_hook(arrived.append) and None)
     (model(X) * torch.arange(32.0).view(4, 8)).sum().backward()
     grad = arrived[0]
@@ -190,7 +190,11 @@ def test_training_lowers_the_loss(model):
         ({"re:(": "threshold:1"}, InputError, "regular expression"),
         ({"": "threshold:1"}, TargetError, "expected names"),
         ({"out": "2:3"}, InputError, "out .*divisible by 3"),
-        ({"out": Output("2:4", gradient="per-block:0.5:3")}, InputError, "out: .*divisible by 3"),
+        (
+            {"out": SparseOutput("2:4", gradient="per-block:0.5:3")},
+            InputError,
+            "out: .*divisible by 3",
+        ),
         ({"out": 3}, InputError, "expected text"),
     ],
 )
@@ -204,10 +208,10 @@ def test_bad_rules_leave_the_model_as_it_was(model, rules, kind, part):
 
 
 def test_a_materialising_sparsifier_cannot_be_inline():
-    with pytest.raises(InputError, match=r"Output\(external='fraction:0.9'\)"):
-        Output(inline="fraction:0.9")
-    assert Output.of("fraction:0.9") == Output(external="fraction:0.9")
-    assert Output.of("threshold:1") == Output(inline="threshold:1")
+    with pytest.raises(InputError, match=r"SparseOutput\(external='fraction:0.9'\)"):
+        SparseOutput(inline="fraction:0.9")
+    assert SparseOutput.of("fraction:0.9") == SparseOutput(external="fraction:0.9")
+    assert SparseOutput.of("threshold:1") == SparseOutput(inline="threshold:1")
 
 
 def test_rules_are_given_once(model):

@@ -17,11 +17,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gossamer.errors import InputError
-from gossamer.nn.intermediate.output import Output, OutputRule
-from gossamer.nn.intermediate.sites import Key, Run, Site, matching, watch
+from gossamer.nn.intermediate.output import SparseOutput, OutputRule
+from gossamer.nn.intermediate.sites import Key, ModelRun, Site, matching, watch
 from gossamer.ops.operators import operator_of, works_in_place
+from gossamer.ops.operators.compressed import has_compressed
+from gossamer.ops.operators.running import run_function
 
-Rules = Mapping[str, "str | Output"]
+Rules = Mapping[str, "str | SparseOutput"]
 _RULES = "_output_rules"
 
 
@@ -43,20 +45,22 @@ class _Operators(TorchFunctionMode):
         self.calls[operator] = call + 1
         # Modes of modules around this one must not count the call as theirs.
         with torch._C.DisableTorchFunction():
-            result = func(*args, **(kwargs or {}))
-            if not self.rules:
-                return result
-            sparse = self._sparse(operator, call, result)
-            if sparse is not result and works_in_place(func):
-                return result.copy_(sparse)
-            return sparse
+            result = self._run(operator, call, func, args, kwargs or {})
+            if works_in_place(func) and result is not args[0]:
+                return args[0].copy_(result)
+            return result
 
-    def _sparse(self, operator: str, call: int, result: Any) -> Any:
-        if isinstance(result, torch.Tensor):
-            rule = self.rules.get((operator, call, 0))
-            return result if rule is None else rule(result)
-        numbered = {key[2]: rule for key, rule in self.rules.items() if key[:2] == (operator, call)}
-        return each_part(result, numbered)
+    def _run(self, operator: str, call: int, func: Any, args: Any, kwargs: Any) -> Any:
+        rules = {key[2]: rule for key, rule in self.rules.items() if key[:2] == (operator, call)}
+        if 0 in rules:
+            result = rules[0].run(operator, func, args, kwargs)
+            if isinstance(result, torch.Tensor):
+                return result
+        elif has_compressed((*args, *kwargs.values())):
+            result = run_function(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        return each_part(result, rules) if rules else result
 
 
 def each_part(result: Any, rules: Mapping[int, OutputRule]) -> Any:
@@ -106,7 +110,7 @@ class Attached:
         chosen: each output by name, with its rule.
     """
 
-    chosen: dict[str, Output]
+    chosen: dict[str, SparseOutput]
     _hooks: list[Any] = field(default_factory=list, repr=False)
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
 
@@ -130,7 +134,7 @@ def sparsify_outputs(model: nn.Module, rules: Rules, example: Any) -> Attached:
     Args:
         model: is run once to find its outputs, in eval mode and without gradients; then hooks are
             put on it. Copies of it keep them; files do not.
-        rules: by name of an output, a sparsifier's text or an `Output`. A name is that of `sites`,
+        rules: by name of an output, a sparsifier's text or an `SparseOutput`. A name is that of `sites`,
             a glob, or `re:` and a regular expression; the last that fits an output holds.
         example: input of the model: a tensor, a tuple of arguments, or a dict of named ones.
     """
@@ -143,9 +147,9 @@ def sparsify_outputs(model: nn.Module, rules: Rules, example: Any) -> Attached:
                 " rules in one call, or remove() what the last call returned."
             )
     run = watch(model, example)
-    chosen: dict[Site, Output] = {}
+    chosen: dict[Site, SparseOutput] = {}
     for pattern, rule in rules.items():
-        output = Output.of(rule)
+        output = SparseOutput.of(rule)
         for site in matching(pattern, run.sites):
             chosen[site] = output
     attached = Attached({site.name: chosen[site] for site in run.sites if site in chosen})
@@ -153,14 +157,14 @@ def sparsify_outputs(model: nn.Module, rules: Rules, example: Any) -> Attached:
     return attached
 
 
-def _ready(site: Site, output: Output) -> OutputRule:
+def _ready(site: Site, output: SparseOutput) -> OutputRule:
     rule = OutputRule(output, site.name)
     rule.check(site.shape)
     return rule
 
 
 def _attach(
-    model: nn.Module, run: Run, rules: Mapping[Site, OutputRule], attached: Attached
+    model: nn.Module, run: ModelRun, rules: Mapping[Site, OutputRule], attached: Attached
 ) -> None:
     modules = dict(model.named_modules())
     inside: dict[str, dict[Key, OutputRule]] = defaultdict(dict)
@@ -169,7 +173,8 @@ def _attach(
         if not site.key[0]:
             returns[site.module][site.key[2]] = rule
     for site, rule in rules.items():
-        if site.key[0] and (site.module, site.key) in run.returned and site.module not in returns:
+        alone = (site.module, site.key) in run.returned and site.module not in returns
+        if site.key[0] and alone and rule.is_dense:
             returns[site.module] = {0: rule}
         elif site.key[0]:
             inside[site.module][site.key] = rule

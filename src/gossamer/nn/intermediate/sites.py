@@ -47,7 +47,7 @@ class Site:
 
 
 @dataclass
-class Run:
+class ModelRun:
     """What one run of a model showed.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Recorder(TorchFunctionMode):
             self.returned.add((module, made[id(result)]))
 
 
-def watch(model: nn.Module, example: Any) -> Run:
+def watch(model: nn.Module, example: Any) -> ModelRun:
     """Run a model once, in eval mode and without gradients; its random state stays as it was."""
     args, kwargs = _arguments(example)
     recorder, names = _Recorder(), {m: name for name, m in model.named_modules()}
@@ -120,7 +120,7 @@ def watch(model: nn.Module, example: Any) -> Run:
             hook.remove()
         for module, training in modes:
             module.training = training
-    return Run(
+    return ModelRun(
         _named(recorder.found), {m for m, key, _ in recorder.found if key[0]}, recorder.returned
     )
 

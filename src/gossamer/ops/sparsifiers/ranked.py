@@ -31,7 +31,7 @@ def _block_length(length: float, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Fraction(Sparsifier):
+class TensorFraction(Sparsifier):
     """The `fraction` of smallest magnitudes of the whole tensor is dropped."""
 
     name: ClassVar[str] = "fraction"

@@ -6,7 +6,12 @@ from dataclasses import fields
 
 from gossamer.errors import InputError
 from gossamer.ops.sparsifiers.base import Sparsifier
-from gossamer.ops.sparsifiers.ranked import BlockFraction, ByPattern, Fraction, PerBlockFraction
+from gossamer.ops.sparsifiers.ranked import (
+    BlockFraction,
+    ByPattern,
+    TensorFraction,
+    PerBlockFraction,
+)
 from gossamer.ops.sparsifiers.streaming import KeepAll, RandomFraction, Threshold
 from gossamer.patterns import parse_pattern
 from gossamer.patterns.syntax import form_of
@@ -42,7 +47,7 @@ def _parser(kind: type[Sparsifier]) -> Callable[[str], Sparsifier]:
     return lambda text: kind(*numbers_of(text, count, count))
 
 
-for _kind in (KeepAll, RandomFraction, Threshold, Fraction, PerBlockFraction, BlockFraction):
+for _kind in (KeepAll, RandomFraction, Threshold, TensorFraction, PerBlockFraction, BlockFraction):
     SPARSIFIERS.add(_kind.name, _parser(_kind))
 
 
@@ -52,7 +57,8 @@ def parse_sparsifier(text: str) -> Sparsifier:
         return text
     if not isinstance(text, str):
         raise InputError(f"sparsifier: expected text, got {type(text).__name__}.")
-    if text.split(":")[0] not in SPARSIFIERS and form_of(text) in PATTERNS:
+    name, form = text.split(":")[0], form_of(text)
+    if name not in SPARSIFIERS and form in PATTERNS:
         pattern = parse_pattern(text)
         if pattern.fixed_density is None:
             raise InputError(
@@ -61,7 +67,7 @@ def parse_sparsifier(text: str) -> Sparsifier:
             )
         found: Sparsifier = ByPattern(pattern)
     else:
-        found = SPARSIFIERS.get(text.split(":")[0])(text)
+        found = SPARSIFIERS.get(name)(text)
     # Written once, here: tracers take a text, but not the numbers it is made of.
     object.__setattr__(found, "text", str(found))
     return found
