@@ -129,6 +129,8 @@ def test_several_outputs_and_operators_in_place():
     assert float((wanted == 0).float().mean()) > 0
 
 
+# torch's own inductor imports a module that warns.
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_without_a_break_forwards_and_backwards(model, backend):
     sparsify_outputs(model, RULES, X)

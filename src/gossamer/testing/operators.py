@@ -43,15 +43,22 @@ def _cases(operator: str) -> list[Case]:
         "embedding": [(F.embedding, (ids, weight), {}), (F.embedding, (ids[0], weight), {})],
         "conv": [(F.conv2d, (image, _numbers(5, 4, 3, 3), _numbers(5)), {"padding": 1})],
         "layer_norm": [(F.layer_norm, (x, (12,), weight[0], weight[1]), {}) for x in one],
-        **{name: [(f, (x,), {}) for x in one] for name, f in _ALONE.items()},
-        **{name: [(f, (x, x.flip(-1)), {}) for x in one] for name, f in _OF_TWO.items()},
     }
+    for name, function in _ALONE.items():
+        made[name] = [(function, (x,), {}) for x in one]
+    for name, function in _OF_TWO.items():
+        made[name] = [(function, (x, x.flip(-1)), {}) for x in one]
     return made.get(operator, [])
 
 
-_ALONE = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
+_ALONE: dict[str, Callable[..., Any]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 _ALONE["sigmoid"] = torch.sigmoid
-_OF_TWO = {"add": torch.add, "sub": torch.sub, "mul": torch.mul}
+_OF_TWO: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul}
 
 
 def check_operator(operator: str, name: str, cases: Sequence[Case] = ()) -> None:

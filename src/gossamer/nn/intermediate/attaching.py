@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gossamer.errors import InputError
-from gossamer.nn.intermediate.output import SparseOutput, OutputRule
+from gossamer.nn.intermediate.output import OutputRule, SparseOutput
 from gossamer.nn.intermediate.sites import Key, ModelRun, Site, matching, watch
 from gossamer.ops.operators import operator_of, works_in_place
 from gossamer.ops.operators.compressed import has_compressed
@@ -134,8 +134,8 @@ def sparsify_outputs(model: nn.Module, rules: Rules, example: Any) -> Attached:
     Args:
         model: is run once to find its outputs, in eval mode and without gradients; then hooks are
             put on it. Copies of it keep them; files do not.
-        rules: by name of an output, a sparsifier's text or an `SparseOutput`. A name is that of `sites`,
-            a glob, or `re:` and a regular expression; the last that fits an output holds.
+        rules: by name of an output, a sparsifier's text or a `SparseOutput`. A name is that of
+            `sites`, a glob, or `re:` and a regular expression; the last that fits an output holds.
         example: input of the model: a tensor, a tuple of arguments, or a dict of named ones.
     """
     for name, module in model.named_modules():

@@ -52,8 +52,8 @@ class SparseOutput:
         inner, _, _ = self.sparsifiers
         if inner.scope == "materialising":
             raise InputError(
-                f"SparseOutput: {inner} ranks the whole tensor (it is materialising) and cannot work"
-                f" inside an operator. Write SparseOutput(external={str(inner)!r})."
+                f"SparseOutput: {inner} ranks the whole tensor (it is materialising) and cannot"
+                f" work inside an operator. Write SparseOutput(external={str(inner)!r})."
             )
         for name in (self.temporary, self.final, self.gradient_format):
             tensor_format(name)
@@ -96,7 +96,7 @@ _SAID = {name: one.default for name, one in SparseOutput.__dataclass_fields__.it
 
 
 class OutputRule:
-    """An `SparseOutput` made ready: what is called in the place of an operator, or with what it gave."""
+    """A `SparseOutput` made ready: called in the place of an operator, or with what it gave."""
 
     def __init__(self, output: SparseOutput, where: str) -> None:
         self.output, self.where = output, where

@@ -21,10 +21,11 @@ _SLICE_BYTES = 1 << 18  # of output: stays in the second cache
 # Which positional arguments have the first dimension of the output; others are taken whole.
 _SLICED: dict[str, Sequence[int]] = {
     **dict.fromkeys(("linear", "matmul", "conv", "softmax", "layer_norm"), (0,)),
-    **dict.fromkeys(("embedding", "gelu", "relu", "silu", "tanh", "sigmoid"), (0,)),
+    **dict.fromkeys(("relu", "embedding", "gelu", "silu", "tanh", "sigmoid"), (0,)),
     **dict.fromkeys(("add", "sub", "mul"), (0, 1)),
 }
 
+# Their backward kernels are those of `products.py`.
 _PRODUCTS = ("linear", "matmul")
 
 
@@ -56,11 +57,11 @@ def _keeps_first(call: Call, x: torch.Tensor) -> bool:
     name = getattr(call.function, "__name__", "")
     if name == "softmax":
         dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-        return isinstance(dim, int) and dim % x.ndim != 0
+        return isinstance(dim, int) and bool(dim % x.ndim)
     if name in ("matmul", "__matmul__", "mm"):
-        return call.args[1].ndim == 2
+        return bool(call.args[1].ndim == 2)
     if name.startswith("conv"):
-        return x.ndim == call.args[1].ndim
+        return bool(x.ndim == call.args[1].ndim)
     if name == "layer_norm":
         return x.ndim > len(call.args[1])
     return name != "bmm"
@@ -88,8 +89,10 @@ def _rows_at_once(call: Call, x: torch.Tensor) -> int:
 
 def _sliced(operator: str, sliced: Sequence[int]) -> Callable[..., CompressedTensor]:
     def run(call: Call, *args: Any, **kwargs: Any) -> CompressedTensor:
-        # The backward kernels of products are those of `products.py`.
-        call.saved = args[:2] if operator in _PRODUCTS else (args, kwargs)
+        if operator in _PRODUCTS:
+            call.saved = args[:2]
+        elif operator != "relu":
+            call.saved = args, kwargs
         made = []
         for part in _slices(call, sliced, args):
             y = sparsify(call.function(*part, **kwargs), call.inline)
@@ -151,5 +154,11 @@ def _rows(x: CompressedTensor, start: int, stop: int) -> torch.Tensor:
 
 for _name, _places in _SLICED.items():
     add_forward(_name, (), "csr", _accepts(_places))(_sliced(_name, _places))
-    if _name not in _PRODUCTS:
+    if _name not in (*_PRODUCTS, "relu"):
         add_backward(_name, (), "csr")(_backward(_places))
+
+
+@add_backward("relu", (), "csr")
+def _relu_backward(call: Call, gradient: CompressedTensor) -> tuple[torch.Tensor]:
+    # What is held was above zero and passed as it was: the input is not needed.
+    return (gradient.dense(),)

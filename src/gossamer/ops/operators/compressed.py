@@ -129,15 +129,19 @@ class CompressedTensor(torch.Tensor):
         )
 
 
-_T = torch.Tensor
+# Questions that a container answers itself, as what it stands for would.
+_GETTERS = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "is_nested")
+_GETTERS += ("is_quantized", "is_mkldnn", "is_meta", "is_mps")
 _ANSWERED = get_default_nowrap_functions() | {
-    *(_T.shape.__get__, _T.dtype.__get__, _T.device.__get__, _T.ndim.__get__, _T.layout.__get__),
-    *(_T.size, _T.dim, _T.numel, _T.nelement, _T.is_floating_point, _T.is_complex, _T.__len__),
-    *(_T.element_size, _T.__hash__, _T.is_cuda.__get__, _T.is_sparse.__get__, _T.ndimension),
-    *(torch.is_floating_point, torch.numel, torch.is_complex, _T.__repr__, _T.is_nested.__get__),
-    *(_T.is_quantized.__get__, _T.is_mkldnn.__get__, _T.is_meta.__get__, _T.is_mps.__get__),
+    *(vars(torch._C.TensorBase)[name].__get__ for name in _GETTERS),
+    *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.__hash__),
+    *(torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.element_size, torch.Tensor.__len__),
+    *(torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.__repr__),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
 }
-_OF_VALUES = {_T.requires_grad.__get__, _T.grad_fn.__get__, _T.is_leaf.__get__}
+_OF_VALUES = {
+    vars(torch._C.TensorBase)[name].__get__ for name in ("requires_grad", "grad_fn", "is_leaf")
+}
 
 
 def tensor_format(name: str) -> TensorFormat | None:

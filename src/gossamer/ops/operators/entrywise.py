@@ -21,7 +21,8 @@ def _on_values_backward(call: Call, gradient: CompressedTensor) -> tuple[torch.T
     with torch.enable_grad():
         leaf = values.detach().requires_grad_()
         y = call.function(leaf.clone(), *args, **kwargs)
-    return torch.autograd.grad(y, leaf, gradient.parts["values"])
+    (grad,) = torch.autograd.grad(y, leaf, gradient.parts["values"])
+    return (grad,)
 
 
 def _keeps_all(call: Call) -> bool:
@@ -64,7 +65,7 @@ def _mul_backward(call: Call, gradient: CompressedTensor) -> tuple[torch.Tensor 
 @add_forward("add", ("csr", "csr"), "csr", _same_shape)
 def _add(call: Call, left: CompressedTensor, right: CompressedTensor) -> CompressedTensor:
     both = torch.cat([places(left), places(right)])
-    kept, slots = both.unique(return_inverse=True)
+    kept, slots = torch.unique(both, return_inverse=True)
     call.saved = (slots, len(left.parts["values"]))
     values = left.parts["values"].new_zeros(len(kept))
     values.index_add_(0, slots, torch.cat([left.parts["values"], right.parts["values"]]))

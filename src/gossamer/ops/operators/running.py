@@ -94,7 +94,7 @@ def run_operator(
         _report(plan.where, f"no backward kernel {_backward_name(back)}", stub(back))
     flat = [values_of(x) for x in call.tensors()]
     task = _Task(call, key, kernel, plan, back)
-    y = _Run.apply(task, *flat)
+    y: torch.Tensor = _Run.apply(task, *flat)  # type: ignore[no-untyped-call]
     if task.made is None:
         return y
     return task.made.with_values(y)
@@ -165,7 +165,7 @@ def _report(where: str, reason: str, advice: str) -> None:
     report_fallback(where, reason)
 
 
-@torch._dynamo.assume_constant_result
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def told_dense(where: str, name: str) -> bool:
     """A format is not used while a graph is recorded: counted once, when it is made."""
     report_fallback(where, f"{name} has a size that depends on numbers, which no graph can have")

@@ -9,8 +9,8 @@ from gossamer.ops.sparsifiers.base import Sparsifier
 from gossamer.ops.sparsifiers.ranked import (
     BlockFraction,
     ByPattern,
-    TensorFraction,
     PerBlockFraction,
+    TensorFraction,
 )
 from gossamer.ops.sparsifiers.streaming import KeepAll, RandomFraction, Threshold
 from gossamer.patterns import parse_pattern
