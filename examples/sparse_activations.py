@@ -9,10 +9,10 @@ import gossamer
 from gossamer.nn.intermediate import SparseOutput, sparsify_outputs
 
 torch.manual_seed(0)
-dense = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
+dense = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10))
 sparse = copy.deepcopy(dense)
-x = torch.randn(1024, 64)
-labels = nn.Linear(64, 10)(x).argmax(-1)
+x = torch.randn(256, 32)
+labels = nn.Linear(32, 10)(x).argmax(-1)
 
 # Inline: ReLU and the threshold run slice by slice, and no dense activation is ever written.
 sparsify_outputs(sparse, {"1/relu": SparseOutput("threshold:0.5", temporary="csr")}, x)

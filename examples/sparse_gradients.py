@@ -11,10 +11,10 @@ from gossamer.ops.fallback import fallbacks
 
 torch.manual_seed(0)
 dense = nn.Sequential(
-    nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10)
+    nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 10)
 )
-x = torch.randn(1024, 64)
-labels = nn.Linear(64, 10)(x).argmax(-1)
+x = torch.randn(256, 32)
+labels = nn.Linear(32, 10)(x).argmax(-1)
 
 # The gradient of a product's output becomes compressed rows; both products of its backward
 # multiply what is held. The forward is dense.
@@ -25,7 +25,7 @@ half = SparseOutput(gradient="2:4")
 
 def train(model):
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    for _ in range(80):
+    for _ in range(60):
         loss = nn.functional.cross_entropy(model(x), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -38,7 +38,7 @@ for name, rule in (("dense", None), ("a tenth", tenth), ("2 of 4", half)):
     if rule is not None:
         sparsify_outputs(model, {"0/linear": rule, "2/linear": rule}, x)
     with gossamer.strict():
-        print(f"{name}: loss {train(model):.3f} after 80 steps")
+        print(f"{name}: loss {train(model):.3f} after 60 steps")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     nn.functional.cross_entropy(compiled(x), labels).backward()
     exported = torch.export.export(model, (x,)).module()

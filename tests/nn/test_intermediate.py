@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import gossamer
 from gossamer.errors import InputError, TargetError
-from gossamer.nn.intermediate import SparseOutput, sites, sparsify_outputs
+from gossamer.nn.intermediate import SparseOutput, carry_rules, sites, sparsify_outputs
 
 
 class Attention(nn.Module):
@@ -231,3 +232,43 @@ def test_the_random_state_and_statistics_stay_as_they_were():
     sparsify_outputs(model, {"1": "random:0.5"}, X)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+def test_pruning_compacting_and_compiling_keep_what_modules_return(model):
+    sparsify_outputs(model, {"out": "threshold:0.5", "attention.act": "2:4"}, X)
+    gossamer.sparsify(model, sparsity=0.5, targets=["attention.q", "out"])
+    wanted = model(X)
+    assert float((model.out(X) == 0).float().mean()) > 0.1
+    gossamer.compact(model)
+    assert torch.allclose(model(X), wanted, atol=1e-6)
+    with torch.no_grad():
+        assert torch.allclose(gossamer.compile(model, tokens=4)(X), wanted, atol=1e-5)
+
+
+def test_operators_inside_a_module_are_told_from_those_of_a_replaced_one(model):
+    gossamer.sparsify(model, sparsity=0.5, targets=["attention.q"])
+    sparsify_outputs(model, {"attention/softmax": "threshold:0.2"}, X)
+    wanted = model(X)
+    gossamer.compact(model)
+    assert torch.allclose(model(X), wanted, atol=1e-6)
+
+
+def test_a_layer_with_rules_for_its_operators_is_not_replaced(model):
+    gossamer.sparsify(model, sparsity=0.5, targets=["attention.q"])
+    rule = SparseOutput("threshold:0.2", temporary="csr")
+    sparsify_outputs(model, {"attention.q/linear": rule}, X)
+    wanted, layer = model(X), model.attention.q
+    gossamer.compact(model)
+    assert model.attention.q is layer
+    assert torch.equal(model(X), wanted)
+    with pytest.raises(InputError, match=r"\(linear\), which Linear may not call"):
+        carry_rules(nn.Linear(8, 8), layer)
+
+
+def test_encoder_layers_of_torch_leave_their_fused_path():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=nn.GELU()).eval()
+    x = X[None]
+    sparsify_outputs(layer, {"linear2/linear": "random:1", "self_attn/attention": "random:1"}, x)
+    with torch.no_grad():
+        assert torch.allclose(layer(x), layer.norm2(layer.norm1(x)), atol=1e-6)

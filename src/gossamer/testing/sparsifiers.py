@@ -134,7 +134,7 @@ class _Alone(torch.nn.Module):
 def _check_tracers(sparsifier: Sparsifier, shape: tuple[int, ...]) -> None:
     x, model = _random(shape, torch.float32), _Alone(sparsifier)
     # Every sparsifier is a graph of its own of the same forward.
-    with torch._dynamo.config.patch(recompile_limit=1000):  # type: ignore[attr-defined]
+    with torch._dynamo.config.patch(recompile_limit=1000):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
     exported = torch.export.export(model, (x,)).module()(x)
     for label, y in (("torch.compile", compiled), ("torch.export", exported)):

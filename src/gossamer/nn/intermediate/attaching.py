@@ -190,6 +190,24 @@ def _is_inside(name: str, other: str) -> bool:
     return name != other and (not other or name.startswith(f"{other}."))
 
 
+def carry_rules(new: nn.Module, old: nn.Module) -> None:
+    """A module that takes the place of another one shields its operators as that did.
+
+    InputError if operators inside the old one have rules: the new one may call others.
+    """
+    rules = old.__dict__.get(_RULES)
+    if rules:
+        names = ", ".join(sorted({operator for operator, _, _ in rules}))
+        raise InputError(
+            f"{type(old).__name__} has sparse outputs of operators inside it ({names}), which"
+            f" {type(new).__name__} may not call. remove() them first, or name what the module"
+            " returns instead."
+        )
+    if rules is not None:
+        new.__dict__[_RULES] = {}
+        new.__dict__["forward"] = types.MethodType(_forward, new)
+
+
 def _override(module: nn.Module, rules: Mapping[Key, OutputRule], attached: Attached) -> None:
     if "forward" in module.__dict__:
         raise InputError(

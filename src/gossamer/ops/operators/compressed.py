@@ -101,7 +101,7 @@ class CompressedTensor(torch.Tensor):
         """Bytes of all parts."""
         return sum(part.nbytes for part in self.parts.values())
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         held = self.parts["values"].numel()
         return f"CompressedTensor({self.format.name}, {list(self.shape)}, {held} values held)"
 
@@ -120,7 +120,7 @@ class CompressedTensor(torch.Tensor):
         return run_function(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own stub has no cls
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         raise InputError(
@@ -130,8 +130,10 @@ class CompressedTensor(torch.Tensor):
 
 
 # Questions that a container answers itself, as what it stands for would.
-_GETTERS = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "is_nested")
-_GETTERS += ("is_quantized", "is_mkldnn", "is_meta", "is_mps")
+_GETTERS = (
+    *("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "is_nested"),
+    *("is_quantized", "is_mkldnn", "is_meta", "is_mps"),
+)
 _ANSWERED = get_default_nowrap_functions() | {
     *(vars(torch._C.TensorBase)[name].__get__ for name in _GETTERS),
     *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.__hash__),

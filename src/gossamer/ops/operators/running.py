@@ -215,7 +215,8 @@ class _Run(torch.autograd.Function):
         if isinstance(y, CompressedTensor):
             task.made = y
             y = y.parts["values"]
-        return y.view_as(y) if any(y is x for x in flat) else y
+        out: torch.Tensor = y.view_as(y) if any(y is x for x in flat) else y
+        return out
 
     @staticmethod
     @once_differentiable

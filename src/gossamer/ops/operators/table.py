@@ -36,7 +36,7 @@ _FUNCTIONS: dict[str, tuple[Function, ...]] = {
     ),
     "div": (torch.div, Tensor.div, Tensor.__truediv__),
     "softmax": (torch.softmax, Tensor.softmax, F.softmax),
-    "attention": (F.scaled_dot_product_attention,),
+    "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
     "embedding": (F.embedding,),
     "embedding_bag": (F.embedding_bag,),
     "relu": (F.relu, torch.relu, Tensor.relu, torch.relu_, Tensor.relu_),

@@ -94,5 +94,5 @@ def sparsify_gradient(x: torch.Tensor, sparsifier: Sparsifier) -> torch.Tensor:
     """x, whose gradient is made sparse before it goes on to what computed x."""
     if is_traced(x):
         return call_op(_sparse_gradient, "sparsifier", x, sparsifier.text)
-    passed: torch.Tensor = _Gradient.apply(x, sparsifier)
+    passed: torch.Tensor = _Gradient.apply(x, sparsifier)  # type: ignore[no-untyped-call]
     return passed

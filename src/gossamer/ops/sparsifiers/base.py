@@ -3,7 +3,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
+from dataclasses import fields, is_dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -28,13 +28,19 @@ class Sparsifier(ABC):
     """
 
     name: ClassVar[str] = ""
-    scope: Scope = "streaming"
-    is_random: bool = False
+    scope: ClassVar[Scope] = "streaming"
+    is_random: ClassVar[bool] = False
     text: str
 
     @abstractmethod
     def mask(self, x: torch.Tensor) -> torch.Tensor:
         """Bool of the shape of x, True = kept. NaN is kept: nothing hides it."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What stands behind the name in the text: the fields of a dataclass."""
+        held = fields(self) if is_dataclass(self) else ()
+        return tuple(getattr(self, each.name) for each in held)
 
     @property
     def block(self) -> tuple[int, int]:
@@ -49,8 +55,7 @@ class Sparsifier(ABC):
         """InputError if a tensor of this shape cannot be made sparse; the base takes all."""
 
     def __str__(self) -> str:
-        numbers = astuple(self) if hasattr(self, "__dataclass_fields__") else ()
-        return as_text(self.name, numbers)
+        return as_text(self.name, self.numbers)
 
 
 def as_text(name: str, numbers: Iterable[float]) -> str:

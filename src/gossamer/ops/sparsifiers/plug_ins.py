@@ -3,41 +3,39 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 
 from gossamer.errors import InputError
-from gossamer.ops.sparsifiers.base import SCOPES, Scope, Sparsifier, as_text, whole_blocks
+from gossamer.ops.sparsifiers.base import SCOPES, Scope, Sparsifier, whole_blocks
 from gossamer.ops.sparsifiers.text import SPARSIFIERS, numbers_of
 
 Mask = Callable[..., torch.Tensor]
 
 
 class _ByFunction(Sparsifier):
-    def __init__(
-        self,
-        function: Mask,
-        called: str,
-        numbers: tuple[float, ...],
-        scope: Scope,
-        entries: int,
-        is_random: bool,
-    ) -> None:
-        self.function, self.called, self.numbers = function, called, numbers
-        self.scope, self.entries, self.is_random = scope, entries, is_random
+    """Of one name; `by_function` makes a subclass that says its scope."""
 
-    def check_shape(self, shape: Sequence[int], where: str) -> None:
-        whole_blocks(self.entries, shape, where, str(self))
+    function: ClassVar[Mask]
+    entries: ClassVar[int] = 1
+
+    def __init__(self, numbers: tuple[float, ...]) -> None:
+        self._numbers = numbers
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return self._numbers
 
     @property
     def block(self) -> tuple[int, int]:
         return 1, self.entries
 
-    def mask(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x, *self.numbers)
+    def check_shape(self, shape: Sequence[int], where: str) -> None:
+        whole_blocks(self.entries, shape, where, str(self))
 
-    def __str__(self) -> str:
-        return as_text(self.called, self.numbers)
+    def mask(self, x: torch.Tensor) -> torch.Tensor:
+        return type(self).function(x, *self.numbers)
 
 
 def by_function(
@@ -55,8 +53,11 @@ def by_function(
     ]
     fewest = sum(each.default is inspect.Parameter.empty for each in parameters) - 1
 
+    about = {"name": name, "scope": scope, "is_random": is_random, "entries": block}
+    kind = type("_ByFunction", (_ByFunction,), {**about, "function": staticmethod(function)})
+
     def parse(text: str) -> Sparsifier:
-        numbers = numbers_of(text, fewest, len(parameters) - 1)
-        return _ByFunction(function, name, numbers, scope, block, is_random)
+        made: Sparsifier = kind(numbers_of(text, fewest, len(parameters) - 1))
+        return made
 
     SPARSIFIERS.add(name, parse)
