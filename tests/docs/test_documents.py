@@ -61,8 +61,11 @@ def test_example_runs(example, tmp_path):
     assert result.stdout
 
 
-def test_the_plug_in_example_is_short():
-    assert len((ROOT / "examples" / "custom_format.py").read_text().splitlines()) <= 60
+@pytest.mark.parametrize(
+    "name", ["custom_format", "sparse_activations", "sparse_bert_layer", "sparse_gradients"]
+)
+def test_examples_of_plug_ins_and_sparse_tensors_are_short(name):
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
 
 
 def test_make_targets_named_in_documents_exist():
