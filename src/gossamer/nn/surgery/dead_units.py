@@ -61,8 +61,10 @@ def _living(group: UnitGroup) -> list[int]:
 def _cut(model: nn.Module, group: UnitGroup, kept: list[int], optimizer: Optimizer) -> None:
     units = torch.tensor(kept, dtype=torch.long)
     columns = group.columns(units)
-    places = {name: (group.rows(layer, units), None) for name, layer in _producers(group)}
-    places |= {group.consumer_name: (None, columns)}
+    places: dict[str, tuple[torch.Tensor | None, torch.Tensor | None]] = {
+        name: (group.rows(layer, units), None) for name, layer in _producers(group)
+    }
+    places[group.consumer_name] = (None, columns)
     for name in places:
         _unmask(model, f"{group.block_name}.{name}", places[name], optimizer)
     if len(kept) == group.count:

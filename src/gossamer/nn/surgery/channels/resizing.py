@@ -125,7 +125,7 @@ def _taking(name: str, kept: Kept, groups: int) -> Callable[[torch.Tensor], torc
     width = kept.all_inputs // groups
 
     def take(weight: torch.Tensor) -> torch.Tensor:
-        parts = zip(rows.split(max(out_each, 1)), columns.split(max(in_each, 1)), strict=True)
+        parts = zip(rows.view(groups, out_each), columns.view(groups, in_each), strict=True)
         return torch.cat([weight[of][:, reads % width] for of, reads in parts])
 
     return take

@@ -58,9 +58,10 @@ class EarlyBirdUnits(EarlyBird):
             ranked = [scores[i].masked_fill(kept[i], torch.inf) for i in numbers]
             together = torch.cat(ranked)
             count = max(len(numbers), kept_count(self.density, len(together)))
-            chosen = keep_largest(together, count).split([len(one) for one in ranked])
-            for i, mask in zip(numbers, chosen, strict=True):
-                kept[i] = mask
+            chosen, begin = keep_largest(together, count), 0
+            for i in numbers:
+                kept[i] = chosen[begin : begin + len(scores[i])]
+                begin += len(scores[i])
         return kept
 
     def _score(self, group: UnitGroup) -> torch.Tensor:
