@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 import gossamer
-from gossamer.errors import InputError
+from gossamer.errors import InputError, RecipeError
 from gossamer.nn.surgery.channels import cut_dead_channels
+from gossamer.recipes import make_recipe
 from gossamer.zoo import ZOO
 from gossamer.zoo.small_nets import Shift, ShiftNet, SqueezeNet
 
@@ -80,6 +81,26 @@ def test_slim_ones_are_saved_with_their_sizes(name, tmp_path):
     torch.testing.assert_close(model(x), expected)
     gossamer.save(model, tmp_path / "net")
     assert torch.equal(gossamer.load(tmp_path / "net")(x), model(x))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_recipe_trains_them(name, tmp_path):
+    model = {"name": name, "width": 8}
+    stage = {"task": "images", "model": model, "steps": 3, "batch": 8}
+    recipe = make_recipe({"gossamer": 1, "stages": [{"train": stage}]}, "test")
+    trained = gossamer.train(recipe, "zoo:images", out=tmp_path / "net")
+    assert trained.steps == 3
+    net = gossamer.load(tmp_path / "net")
+    assert type(net) is ZOO[name]
+    assert net(torch.randn(1, 1, 12, 12)).shape == (1, 6)
+    with pytest.raises(RecipeError, match="does not fit task text"):
+        make_recipe({"gossamer": 1, "stages": [{"train": {**stage, "task": "text"}}]}, "test")
+
+
+def test_squeezenet_has_no_layers_to_set():
+    stage = {"task": "images", "model": {"name": "squeezenet", "layers": 3}, "steps": 3}
+    with pytest.raises(RecipeError, match="squeezenet has none"):
+        make_recipe({"gossamer": 1, "stages": [{"train": stage}]}, "test")
 
 
 def test_bad_sizes():

@@ -46,6 +46,8 @@ Task = Literal["images", "text", "labelled", "clicks", "graph"]
 ModelName = Literal[
     "mlp",
     "cnn",
+    "squeezenet",
+    "shift-net",
     "gpt",
     "encoder",
     "dlrm",
@@ -58,7 +60,7 @@ ModelName = Literal[
 ]
 # Task -> models that fit it; the first one is the default.
 _TASK_MODELS = {
-    "images": ("mlp", "cnn"),
+    "images": ("mlp", "cnn", "squeezenet", "shift-net"),
     "text": ("gpt",),
     "labelled": ("encoder",),
     "clicks": ("dlrm",),
@@ -72,7 +74,7 @@ _OWNERS = {
         "activation": ("mlp",),
         "tied": ("gpt",),
         "experts": ("gpt",),
-        "layers": ("mlp", "cnn", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
+        "layers": ("mlp", "cnn", "shift-net", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
         "dropout": NODE_MODELS,
         "bottom": ("dlrm",),
         "top": ("dlrm",),
@@ -106,7 +108,8 @@ class Architecture(Settings):
     """The model that is built; sizes of inputs and outputs come from the data."""
 
     name: ModelName
-    """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks; else graphs."""
+    """mlp, cnn, squeezenet and shift-net for images, gpt for text, encoder for labels, dlrm for
+    clicks; else graphs."""
     width: Size = 128
     """Features of a layer, channel or row of a table."""
     layers: int = Field(default=2, ge=1, le=1024)
