@@ -14,8 +14,8 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.layer_weights import weight_of
+from gossamer.nn.surgery import unchanged_on_error
 from gossamer.nn.surgery.channels import ChannelCut, ChannelMap, cut_dead_channels, read_channels
-from gossamer.nn.surgery.unchanged import unchanged_on_error
 from gossamer.patterns.selection import kept_count
 
 __all__ = ["ChannelGroups", "prune_channels"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels that stand or fall together: `Cells`; and the channels of one tensor: `Value`.
+"""Channels that stand or fall together: `ChannelCells`; and the channels of one tensor: `Value`.
 
 Every channel of every tensor is a cell. What adds two tensors joins their cells, because one of
 them cannot lose a channel alone.
@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass
-class Cells:
+class ChannelCells:
     """All channels of a network, joined into groups."""
 
     _above: list[int] = field(default_factory=list)

@@ -20,7 +20,7 @@ from gossamer.nn.layer_weights import holders_of, weight_of
 from gossamer.nn.layers.parts import SparseLayer
 from gossamer.nn.layers.shortcut import padding_of
 from gossamer.nn.surgery.carried import carried_by_calls
-from gossamer.nn.surgery.channels.cells import Cells, Value
+from gossamer.nn.surgery.channels.cells import ChannelCells, Value
 from gossamer.nn.surgery.channels.operators import (
     KEEPS_ZEROS,
     LOSES_ZEROS,
@@ -66,7 +66,7 @@ class ChannelMap:
         unknown: operations that fixed what they read, in their order.
     """
 
-    cells: Cells = field(default_factory=Cells)
+    cells: ChannelCells = field(default_factory=ChannelCells)
     layers: dict[str, LayerCells] = field(default_factory=dict)
     reads: list[tuple[tuple[int, ...], torch.Tensor]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)

@@ -148,7 +148,7 @@ class EarlyBird(WindowedSchedule):
         self.run.change(masks, self.run.pattern)
 
 
-class Channels(NamedTuple):
+class NormedChannels(NamedTuple):
     """The output channels of one layer and the BatchNorm behind it, whose |gamma| ranks them.
 
     A channel that is cut loses the row of the layer and its gamma and beta; it then gives exactly
@@ -183,7 +183,7 @@ class EarlyBirdChannels(EarlyBird):
     coupled: bool = False
     example: torch.Tensor | None = None
     _groups: ChannelGroups | None = field(init=False, default=None)
-    _channels: list[Channels] = field(init=False, default_factory=list)
+    _channels: list[NormedChannels] = field(init=False, default_factory=list)
     _kept: list[torch.Tensor] = field(init=False, default_factory=list)
 
     def start(self) -> Events:
@@ -193,7 +193,7 @@ class EarlyBirdChannels(EarlyBird):
         for name, module in self.run.model.named_modules():
             if isinstance(module, _BatchNorm) and module.affine:
                 if before is not None and before.mask.shape[0] == module.num_features:
-                    self._channels.append(Channels(before, name, module))
+                    self._channels.append(NormedChannels(before, name, module))
                 before = None
             elif kind_of(module, has_masks=True):
                 before = by_name.get(name)
