@@ -78,6 +78,10 @@ class LlamaCpp:
         """(wall, cpu) of each of 8 tokens after so many."""
         return self._pairs({"generate": {"after": max(after, 1), "tokens": 8}})
 
+    def batches(self, before, ids):
+        """(wall, cpu) of each list of tokens, behind the same ones."""
+        return self._pairs({"batches": {"before": before, "ids": ids}})
+
     def _pairs(self, question):
         answer = self._ask(question)
         return list(zip(answer["wall"], answer["cpu"], strict=True))
