@@ -49,6 +49,7 @@ struct FewIntWeight final : PackedWeight {
 FewIntKernel few_int_kernel(Isa isa, bool has_offsets) {
 #ifdef GOSSAMER_X86
 #ifndef GOSSAMER_EMULATED_AVX512
+  if (isa == Isa::avx512 && has_offsets && has_extension("avx512vnni")) return avx512vnni::few_int_offset_kernel;
   if (isa == Isa::avx512 && !has_offsets && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
   if (isa == Isa::avx512 && !has_offsets && has_extension("avx512vnni")) return avx512vnni::few_int_kernel;
 #endif

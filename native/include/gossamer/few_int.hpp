@@ -48,12 +48,12 @@ static inline int64_t scale_of_column(const FewIntView& view, int64_t column) {
   return view.has_halves ? column / kIntHalf : column / kIntStep / view.span;
 }
 
-// What a kernel needs besides: activations of a pass as bytes with the scales of their steps and sums of
-// their groups, 16 rows of weights unpacked, and numbers for every step of one row.
+// What a kernel needs besides: activations of a pass as bytes with the scales and sums of halves of their steps,
+// twice 16 rows of weights unpacked with scales and offsets, and numbers for every step of one row.
 static inline int64_t int_scale_stride(const FewIntView& view) { return (view.steps + 15) / 16 * 16; }
 static inline size_t few_int_scratch_bytes(const FewIntView& view) {
   const int64_t steps = int_scale_stride(view) + 16;  // no scratch at all would look like no memory
-  return static_cast<size_t>(steps * ((kIntPass + kIntRowUnit) * kIntStep + (3 * kIntPass + 4 * kIntTokens) * 4));
+  return static_cast<size_t>(steps * ((kIntPass + 2 * kIntRowUnit) * kIntStep + (4 * kIntPass + 8 * kIntRowUnit) * 4));
 }
 
 // y[all tokens, first_row..last_row) = act(x W^T + bias). Allocates and throws nothing. `scratch` is
@@ -63,7 +63,7 @@ using FewIntKernel = void (*)(const FewIntView&, const LinearCall&, int64_t firs
 
 namespace reference { extern const FewIntKernel few_int_kernel; }
 namespace avx2 { extern const FewIntKernel few_int_kernel; }
-namespace avx512vnni { extern const FewIntKernel few_int_kernel; }
+namespace avx512vnni { extern const FewIntKernel few_int_kernel, few_int_offset_kernel; }
 namespace avx512vbmi2 { extern const FewIntKernel few_int_kernel; }
 
 }  // namespace gossamer

@@ -13,13 +13,16 @@ from gossamer.running.decoder.generation import (
     TokenGenerator,
     make_generator,
 )
+from gossamer.running.decoder.key_memory import KeySizes, key_memory
 from gossamer.running.decoder.sampling import Sampling
 
 __all__ = [
     "DecoderEngine",
     "GenerationOptions",
+    "KeySizes",
     "NativeGenerator",
     "Sampling",
     "TokenGenerator",
+    "key_memory",
     "make_generator",
 ]

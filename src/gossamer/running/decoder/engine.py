@@ -4,6 +4,7 @@
 Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
 """
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,6 +150,12 @@ class DecoderEngine:
     def session(self) -> "Session":
         """A new sequence: memory for keys and values of the whole context, or of a window."""
         return Session(self._native, self.keys)
+
+    def with_keys(self, keys: KeyRules) -> "DecoderEngine":
+        """The same packed weights and the same context with other rules for keys."""
+        other = copy.copy(self)
+        other.keys = keys
+        return other
 
     @property
     def key_bytes(self) -> int:
