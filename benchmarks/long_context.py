@@ -7,14 +7,15 @@
 
 A contender is rules of `--attention` and a type of `--kv`. Weights are the packaged 4-bit ones.
 
-`times`: the text of `length` tokens less 1024, then the last 1000, then 24 tokens one by one;
-contenders take turns token by token. CPU time with one thread. llama.cpp, if it is there, reads as
-many tokens of the same file (its own type of keys, fp16) and writes as many behind them.
+`times`: the text of `length` tokens less 1384, then 1000, then 384 tokens one by one; contenders
+take turns token by token, and the perplexity of those tokens is that of the same run. CPU time with
+one thread. llama.cpp, if it is there, reads as
+many tokens of the same file (its own type of keys, fp16) and writes 24 behind them.
 `quality`: perplexity of the last 512 tokens of windows of WikiText-2 valid behind what calibration
 and other benchmarks saw, one by one, so that pages are chosen for each.
 `facts`: a number of six digits at 10 depths of the first window, asked for at its end; how many of
 the ten the likeliest tokens give back.
-`front`: the picture of quality, time and bytes from the JSON of `times` and `quality`.
+`front`: the picture of quality, time and bytes from the JSON of `times`.
 """
 
 import json
@@ -42,7 +43,7 @@ RULES = (
     "full/fp32,full/int8,full/int4,pages:1024/fp32,pages:1024/int8,"
     "mass:0.95/int8,mass:0.9/int8,mass:0.9+pages:1024/int8"
 )
-LAST, SCORED, NEW = 1000, 512, 24
+LAST, SCORED, NEW = 1000, 512, 384
 
 
 def text_ids(tokenizer, length, windows):
@@ -67,35 +68,54 @@ def times(made, ids, peers, threads):
     for title, engine in made.items():
         session = sessions[title] = engine.session()
         head = timed(lambda s=session: s.prompt(ids[: -LAST - NEW]))[clock]
-        last = timed(lambda s=session: s.prompt(ids[:-NEW]))[clock]
+        logits = []
+        last = timed(lambda s=session, to=logits: to.append(s.prompt(ids[:-NEW])))[clock]
         rows[title] = {
-            "prefill": head + last, "last": last, "tokens": [], "bytes": engine.key_bytes
+            "prefill": head + last, "last": last, "tokens": [], "bytes": engine.key_bytes,
+            "logits": logits[0], "loss": 0.0,
         }  # fmt: skip
         progress(f"{title}: prefill {head + last:.1f} s, last {LAST} {last:.2f} s")
     for token in ids[-NEW:]:
         for title, session in sessions.items():
-            rows[title]["tokens"].append(timed(lambda s=session, t=token: s.append(t))[clock])
+            row, logits = rows[title], []
+            row["loss"] -= float(row["logits"].double().log_softmax(0)[token]) / NEW
+            call = lambda s=session, t=token, to=logits: to.append(s.append(t))  # noqa: E731
+            row["tokens"].append(timed(call)[clock])
+            (row["logits"],) = logits
+    for row in rows.values():
+        row["perplexity"] = math.exp(row.pop("loss"))
+        del row["logits"]
     with LlamaCpp.start(peers, None, threads) as peer:
         if peer is not None:
             peer.load(demo_path("smollm2"), context=len(ids))
-            prompt, *tokens = (pair[clock] for pair in peer.read(len(ids) - NEW, NEW))
+            prompt, *tokens = (pair[clock] for pair in peer.read(len(ids) - NEW, 24))
             rows[peer.title] = {"prefill": prompt, "last": math.nan, "tokens": tokens}
     return rows
 
 
 def front(files, target):
-    """The picture: quality against time, area of a dot: bytes of keys; from JSON of the parts."""
-    parts = {}
+    """The picture: quality against time, area of a dot: bytes of keys; from JSON of `times`.
+
+    Each file begins with all keys in fp32; growth is over those of the same file, and the mean.
+    """
+    found = {}
     for file in files:
-        document = json.loads(file.read_text())
-        parts.setdefault(document["what"], {}).update(document["figures"])
-    full = parts["quality"]["full/fp32"]
+        figures = json.loads(file.read_text())["figures"]
+        full = figures["full/fp32"]["perplexity"]
+        for title, row in figures.items():
+            if "perplexity" in row:
+                row["lost"] = row["perplexity"] / full - 1
+                found.setdefault(title, []).append(row)
     rows = [
-        (title, found / full - 1, 1e3 * statistics.median(time["tokens"]),
-         time["prefill"], time["bytes"])
-        for title, found in parts["quality"].items()
-        if (time := parts["times"].get(title))
-    ]  # fmt: skip
+        (
+            title,
+            statistics.mean(row["lost"] for row in runs),
+            1e3 * min(statistics.median(row["tokens"]) for row in runs),
+            min(row["prefill"] for row in runs),
+            runs[0]["bytes"],
+        )
+        for title, runs in found.items()
+    ]
     plots = []
     for name, unit, place in (("a token behind the text", "ms", 2), ("the text", "s", 3)):
         plot = Plot(
@@ -125,6 +145,7 @@ def main():
     options.add_argument("what", choices=["times", "quality", "facts", "front"])
     options.add_argument("--length", type=int, default=8192)
     options.add_argument("--windows", type=int, default=1)
+    options.add_argument("--window", type=int, default=0, help="which of them times reads")
     options.add_argument("--rules", default=RULES)
     options.add_argument("--parts", type=Path, nargs="+")
     options.add_argument("--svg", type=Path)
@@ -138,7 +159,7 @@ def main():
     made = engines(source.model, arguments.rules, arguments.length)
     rows, figures = [], {}
     if arguments.what == "times":
-        figures = times(made, windows[0], arguments.peers, arguments.threads)
+        figures = times(made, windows[arguments.window], arguments.peers, arguments.threads)
         first = next(iter(figures.values()))
         for title, row in figures.items():
             token, base = statistics.median(row["tokens"]), statistics.median(first["tokens"])
@@ -148,10 +169,11 @@ def main():
                  f"{row['last']:.2f}", f"{first['last'] / row['last']:.2f}",
                  f"{1e3 * token:.2f}", f"{base / token:.2f}",
                  f"{min(ratios):.2f} to {max(ratios):.2f}",
-                 f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else "-")
+                 *((f"{row['perplexity']:.3f}", f"{row['bytes'] / 1e6:.0f}")
+                   if "bytes" in row else ("-", "-")))
             )  # fmt: skip
         names = ("attention/keys", "prefill s", "x", f"last {LAST} s", "x", "token ms", "x",
-                 "of single tokens", "MB")  # fmt: skip
+                 "of single tokens", "perplexity", "MB")  # fmt: skip
     else:
         for title, engine in made.items():
             if arguments.what == "quality":

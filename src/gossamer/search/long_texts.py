@@ -23,7 +23,6 @@ from gossamer.search.workloads import Workload
 __all__ = [
     "KeyPoint",
     "LongTexts",
-    "Reading",
     "ask_depths",
     "choose_keys",
     "key_rules_for",
@@ -43,7 +42,7 @@ _ANSWER = 12
 
 
 @dataclass(frozen=True)
-class Reading:
+class _Reading:
     """Windows of a text read with some rules: perplexity of their last tokens, seconds."""
 
     perplexity: float
@@ -163,7 +162,7 @@ def long_parts_of(work: Workload, length: int) -> tuple[list[list[int]], list[li
     return choosing, reporting
 
 
-def read_on(engine: DecoderEngine, texts: Sequence[Sequence[int]], scored: int = 0) -> Reading:
+def read_on(engine: DecoderEngine, texts: Sequence[Sequence[int]], scored: int = 0) -> _Reading:
     """Read the texts, and their last tokens one by one, so that a choice is made for each."""
     clock, total, prompts, tokens = fair_clock(), 0.0, [], []
     count = scored or min(_SCORED, len(texts[0]) // 4)
@@ -178,7 +177,7 @@ def read_on(engine: DecoderEngine, texts: Sequence[Sequence[int]], scored: int =
             logits_V = session.append(token)
             tokens.append(clock() - start)
     loss = total / (count * len(texts))
-    return Reading(math.exp(min(loss, 700.0)), min(prompts), statistics.median(tokens))
+    return _Reading(math.exp(min(loss, 700.0)), min(prompts), statistics.median(tokens))
 
 
 def ask_depths(engine: DecoderEngine, ids: Sequence[int], tokenizer: Any) -> int:
