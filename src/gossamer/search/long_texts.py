@@ -37,7 +37,8 @@ _SCORED, _MOST_WINDOWS = 256, 2
 _NEW = 128
 _LEAST = 128
 _FACT = " Remember: the secret number is {}. "
-_QUESTION = " The secret number that was hidden in this text is"
+# As the fact begins: a small model is not asked to understand, but to look back.
+_QUESTION = " Remember: the secret number is"
 _ANSWER = 12
 
 
