@@ -40,9 +40,8 @@ struct OffsetWeight {
 
 FewIntLayout pack_offset_layout(const OffsetWeight& weight);
 
-// The kernel for an instruction set: AVX-512 with VNNI, AVX2, or the reference. With offsets
-// AVX-512 runs several tokens, and AVX2 one.
-FewIntKernel few_int_kernel(Isa isa, bool has_offsets = false);
+// The kernel for an instruction set: AVX-512 with VNNI, AVX2, or the reference.
+FewIntKernel few_int_kernel(Isa isa);
 
 std::unique_ptr<PackedWeight> pack_few_int_weight(const KeptWeight& weight, bool is_int4, int64_t scale_group,
                                                   FewIntKernel kernel);
