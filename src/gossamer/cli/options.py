@@ -86,7 +86,7 @@ precision_option = option(
 )
 kv_option = option(
     "--kv",
-    type=Choice(["fp32", "int8"]),
+    type=Choice(["fp32", "int8", "int4"]),
     default="fp32",
     help="What keys and values are stored in.",
 )

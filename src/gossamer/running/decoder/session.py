@@ -6,6 +6,7 @@ Free of torch, but for tensors that somebody asks for.
 Legend: T tokens, V vocabulary.
 """
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
@@ -18,6 +19,8 @@ from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.decoder.sampling import Sampler, Sampling
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import torch
 
 # The token numbers of one sequence.
@@ -80,6 +83,12 @@ class TextEngine:
     def session(self) -> "Session":
         """A new sequence: memory for keys and values of the whole context, or of a window."""
         return Session(self._native, self.keys)
+
+    def with_keys(self, keys: KeyRules) -> "Self":
+        """The same packed weights and the same context with other rules for keys."""
+        other = copy.copy(self)
+        other.keys = keys
+        return other
 
     @property
     def key_bytes(self) -> int:
