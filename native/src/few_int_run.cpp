@@ -117,18 +117,18 @@ std::unique_ptr<PackedWeight> restore_few_int(const StoredWeight& stored, Isa is
   for (int64_t r = 0; view.masks && last && r < view.rows; ++r)
     StoredReader::expect(!(view.masks[(r + 1) * view.steps - 1] >> last), "the mask has bits beyond the last column");
   check_places(view, num_values);
-  return std::make_unique<FewIntWeight>(view, num_values, num_kept, std::move(keeper), few_int_kernel(isa, has_offsets));
+  return std::make_unique<FewIntWeight>(view, num_values, num_kept, std::move(keeper), few_int_kernel(isa));
 }
 
-FewIntKernel few_int_kernel(Isa isa, bool has_offsets) {
+FewIntKernel few_int_kernel(Isa isa) {
 #ifdef GOSSAMER_X86
 #ifndef GOSSAMER_EMULATED_AVX512
-  if (isa == Isa::avx512 && !has_offsets && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
-  if (isa == Isa::avx512 && !has_offsets && has_extension("avx512vnni")) return avx512vnni::few_int_kernel;
+  if (isa == Isa::avx512 && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
+  if (isa == Isa::avx512 && has_extension("avx512vnni")) return avx512vnni::few_int_kernel;
 #endif
   if (isa != Isa::reference) return avx2::few_int_kernel;
 #endif
-  return (void)isa, (void)has_offsets, reference::few_int_kernel;
+  return (void)isa, reference::few_int_kernel;
 }
 
 std::unique_ptr<PackedWeight> pack_few_int_weight(const KeptWeight& weight, bool is_int4, int64_t scale_group,

@@ -244,6 +244,20 @@ def pack_int8(
     activation_bits: int = 0,
     activation_scale: float = 0.0,
 ) -> Int8Weight: ...
+def pack_dense_int8(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+) -> PackedWeight: ...
+def pack_int8_windows(
+    values: NDArray[np.float32],
+    mask_bits: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    kernels: str,
+) -> PackedWeight: ...
 def pack_bf16(
     values: NDArray[np.float32],
     mask_bits: NDArray[np.uint8],
