@@ -2,7 +2,7 @@
 """llama.cpp in its own environment: one JSON line asks, one JSON line answers.
 
     {"load": {"model": "m.gguf", "threads": 1}} -> {"resident_bytes": 1, "build": "CPU : AVX2 ..."}
-    {"read": 8000}                             -> {"wall": [s], "cpu": [s]}    in parts of 512
+    {"read": 8000, "new": 8}                   -> {"wall": [s, ...], "cpu": ...}  in parts of 512
     {"prompt": 128}                            -> {"wall": [s], "cpu": [s]}    128 tokens at once
     {"generate": {"after": 128, "tokens": 8}}  -> {"wall": [s, ...], "cpu": [s, ...]}  one per token
     {"batches": {"before": [5, 6], "ids": [[7, 8], ...]}}
@@ -145,6 +145,7 @@ def answer(model, question):
             model.decode(min(512, question["read"] - i)) for i in range(0, question["read"], 512)
         ]
         times = [tuple(map(sum, zip(*parts, strict=True)))]
+        times += [model.decode(1) for _ in range(question["new"])]
     elif "prompt" in question:
         times = [model.decode(question["prompt"])]
     else:

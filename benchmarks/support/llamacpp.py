@@ -70,9 +70,9 @@ class LlamaCpp:
         """(wall, cpu) of a prompt of 128 tokens."""
         return self._pairs({"prompt": 128})
 
-    def read(self, count):
-        """(wall, cpu) of a prompt of so many tokens, which must fit the context."""
-        return self._pairs({"read": count})
+    def read(self, count, new=0):
+        """(wall, cpu) of a prompt of so many tokens and of each new one behind it."""
+        return self._pairs({"read": count, "new": new})
 
     def generate(self, after):
         """(wall, cpu) of each of 8 tokens after so many."""
