@@ -101,7 +101,7 @@ class CompressedTensor(torch.Tensor):
         """Bytes of all parts."""
         return sum(part.nbytes for part in self.parts.values())
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         held = self.parts["values"].numel()
         return f"CompressedTensor({self.format.name}, {list(self.shape)}, {held} values held)"
 

@@ -3,8 +3,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
-from typing import ClassVar, Literal
+from dataclasses import Field, fields, is_dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -39,7 +39,7 @@ class Sparsifier(ABC):
     @property
     def numbers(self) -> tuple[float, ...]:
         """What stands behind the name in the text: the fields of a dataclass."""
-        held = fields(self) if is_dataclass(self) else ()
+        held: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
         return tuple(getattr(self, each.name) for each in held)
 
     @property
