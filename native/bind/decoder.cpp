@@ -220,7 +220,7 @@ struct BoundSession {
 };
 
 KvRules rules_of(int type, int64_t sinks, int64_t window, int64_t chosen, int64_t whole_layers, double mass) {
-  expect(type >= 0 && type <= static_cast<int>(KvType::int8), "there is no such type of keys");
+  expect(type >= 0 && type <= static_cast<int>(KvType::int4), "there is no such type of keys");
   for (const int64_t count : {sinks, window, chosen, whole_layers})
     expect(count >= 0 && count <= kMaxSize, "sinks, window, chosen positions and layers must be in [0, 2^24]");
   expect(window || !sinks, "sinks need a window");

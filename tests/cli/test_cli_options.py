@@ -5,7 +5,7 @@ import click
 
 from gossamer.cli.main import COMMANDS, cli
 
-COMMON = ["--debug", "--help", "--json", "--quiet", "-q"]
+COMMON = ["--debug", "--help", "--json", "--quiet", "--verbose", "-q", "-v"]
 TEXT = [
     *("MODEL", "--context", "--dtype", "--head-dtype", "--max-tokens", "--seed", "--temperature"),
     *("--special-tokens", "--threads", "--top-k", "--top-p", "--attention", "--kv"),
@@ -14,7 +14,16 @@ GOLDEN = {
     "quickstart": ["--model", "--out", "--sparsity"],
     "shrink": [
         *("MODEL", "--also", "--budget", "--data", "--engines", "--max-bytes", "--max-latency"),
-        *("--max-loss", "--metric", "--no-engines", "--out", "--test-data", "--valid-data", "-o"),
+        *(
+            "--length",
+            "--max-loss",
+            "--metric",
+            "--no-engines",
+            "--out",
+            "--test-data",
+            "--valid-data",
+            "-o",
+        ),
     ],
     "prune": [
         *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
@@ -27,7 +36,15 @@ GOLDEN = {
         *("--resume", "--set", "--tensorboard", "-o"),
     ],
     "plan": [
-        *("RECIPE_OR_MODEL", "--batch", "--calibrate", "--cluster", "--data", "--microbatch"),
+        *(
+            "RECIPE_OR_MODEL",
+            "--batch",
+            "--calibrate",
+            "--cluster",
+            "--data",
+            "--keys",
+            "--microbatch",
+        ),
         *("--out", "--ranks", "--schedule", "--set", "--sparsity", "--staged", "--state"),
         "--tokens",
     ],
@@ -49,11 +66,13 @@ GOLDEN = {
             "MODEL",
             "--allow-host",
             "--api-key",
+            "--compare",
             "--host",
             "--max-batch-tokens",
             "--max-queue",
             "--pooling",
             "--port",
+            "--sentences",
         ),
         *("--precision", "--prompt", "--threads", "--timeout", "--attention", "--context", "--kv"),
     ],

@@ -14,6 +14,7 @@ from gossamer.ops.conv.packed_conv import PackedInt8Conv
 from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.engines import decoder as dec
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
+from gossamer.ops.engines.decoder_session import NativeDecoder, NativeSession
 from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder, Product
 from gossamer.ops.linear.few import pack_few
 from gossamer.ops.training.optimizer_passes import NativeMoment, absorb, adamw_step
@@ -137,7 +138,8 @@ def make_decoder():
     ]
     head = layer(50, 32, 50)
     angles = torch.outer(torch.arange(40.0), torch.tensor([1.0, 0.5, 0.25, 0.125]))
-    return dec.NativeDecoder(shape, head.few, blocks, norm, head, [(angles.cos(), angles.sin())])
+    angles = [(angles.cos(), angles.sin())]
+    return NativeDecoder(dec.decoder_plan(shape, head.few, blocks, norm, head, angles))
 
 
 def compact_linear(mode="jit", in_features=80, out_features=48):
@@ -228,8 +230,8 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
     made["neurons known"] = lambda: neurons(few, known)[0]
     made["pack neurons"] = lambda: make_neurons(bf16=True)(few)[0]
     decoder, ids = make_decoder(), np.arange(30, dtype=np.int32)
-    made["decoder"] = lambda: dec.NativeSession(decoder).step(ids, every=True)
-    made["pack decoder"] = lambda: dec.NativeSession(make_decoder()).step(ids)
+    made["decoder"] = lambda: NativeSession(decoder).step(ids, every=True)
+    made["pack decoder"] = lambda: NativeSession(make_decoder()).step(ids)
     for mode in ("jit", "resident", "kernel"):
         linear, conv2d = compact_linear(mode), compact_conv(mode)
         for name, layer, x in (("linear", linear, tokens), ("conv", conv2d, images)):

@@ -419,9 +419,15 @@ def anneal_order(
     start: float,
     seed: int,
 ) -> list[tuple[int, int]]: ...
+def stored_weight(
+    weight: PackedWeight,
+) -> tuple[str, list[int], list[NDArray[np.uint8]]] | None: ...
+def restore_weight(
+    *, family: str, numbers: list[int], arrays: list[NDArray[np.uint8]], kernels: str
+) -> PackedWeight: ...
 def pack_few_int(
     values: NDArray[np.float32],
-    mask_bits: NDArray[np.uint8],
+    mask_bits: NDArray[np.uint8] | None,
     rows: int,
     columns: int,
     kernels: str,

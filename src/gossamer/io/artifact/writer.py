@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.artifact.architecture import build, describe, patterns_of
+from gossamer.io.artifact.architecture import build, channels_of, describe, patterns_of
 from gossamer.io.artifact.beside import (
     BESIDE_FILES,
     CARD_FILE,
@@ -143,6 +143,7 @@ def save(
             architecture=architecture,
             recipe=recipe,
             attention=patterns_of(stored),
+            channels=channels_of(stored),
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
         write_file(folder / CARD_FILE, text.encode())

@@ -19,6 +19,7 @@ from gossamer.nn.attention import attention_states
 from gossamer.nn.families import answers
 from gossamer.nn.families.text import num_positions
 from gossamer.nn.layer_kinds import form_of, kind_name
+from gossamer.nn.streamed import StreamedModel
 from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.engines.decoder import DecoderNorm, DecoderRules, DecoderShape
 from gossamer.patterns.attention import parse_attention
@@ -88,6 +89,11 @@ class DecoderFeatures:
         self.positions = self._positions()
         self.windows = [self._within_pattern(layer) for layer in self.layers]
         self.scales = [self._number(layer, self.facts.scale, 1.0) for layer in self.layers]
+
+    def part(self, path: str) -> nn.Module:
+        """A module with its weight; of a model that is streamed, it is read now."""
+        model = self.model
+        return model.fetch(path) if isinstance(model, StreamedModel) else model.get_submodule(path)
 
     def norms(self, layer: nn.Module) -> tuple[DecoderNorm | None, ...]:
         """The six norms of a layer, as `DecoderBlock` takes them."""
