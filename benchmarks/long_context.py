@@ -30,7 +30,8 @@ from gossamer import settings
 from gossamer.cli.models import demo_path, load_source
 from gossamer.cli.shell import table
 from gossamer.patterns.attention.key_rules import parse_key_rules
-from gossamer.report.charts.shapes import Label, Plot
+from gossamer.report.charts.plot import Plot
+from gossamer.report.charts.shapes import Label
 from gossamer.report.page import render_svg
 from gossamer.running.decoder import DecoderEngine
 from gossamer.running.text import TextTokens
@@ -124,16 +125,14 @@ def front(files, target):
             x=(0.0, 1.1 * max(row[place] for row in rows)),
             y=(min(0.0, *(row[1] for row in rows)) - 0.005, 1.2 * max(row[1] for row in rows)),
         )
+        plot.axes((unit, ""), (lambda x: f"{x:g}", lambda y: f"{y:.0%}"))
+        plot.line(((x, 0.01) for x in plot.x), "mark")
         for row in rows:
             side = 4 + 14 * math.sqrt(row[4] / max(r[4] for r in rows))
             text = f"{row[0]}: {row[place]:.2f} {unit}, {row[1]:+.2%}, {row[4] / 1e6:.0f} MB"
             plot.dot(row[place], row[1], "sparse" if row[0][:4] != "full" else "dense", text, side)
             x, y = plot.place(row[place], row[1])
-            plot.labels.append(Label(x + side / 2, y - side / 2, row[0]))
-        plot.line(((x, 0.01) for x in plot.x), "mark")
-        plot.label_x(plot.x[1], f"{plot.x[1]:.1f} {unit}", "end value")
-        for grown in (0.0, 0.01, plot.y[1]):
-            plot.label_y(grown, f"{grown:.1%}")
+            plot.labels.append(Label(x + side / 2 + 2, y - side / 2, row[0], "value"))
         plots.append(plot)
     for plot, name in zip(plots, ("token", "text"), strict=True):
         target.with_name(f"{target.stem}_{name}.svg").write_text(render_svg(plot))
