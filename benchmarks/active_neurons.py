@@ -38,8 +38,8 @@ class Block:
         self.shift = shift
         self.half = [None if w is None else w.bfloat16() for w in (self.gate, self.up, self.down_T)]
         self.fp32, self.bf16 = (
-            PackedNeurons(self.gate, self.up, self.down, shift=shift, bf16=bf16)
-            for bf16 in (False, True)
+            PackedNeurons(self.gate, self.up, self.down, cut=(shift, shift), rows=rows)
+            for rows in ("fp32", "bf16")
         )
 
     def dense(self, x):

@@ -289,10 +289,13 @@ class Manifest(SignedData):
     recipe: Annotated[str, Field(max_length=MAX_RECIPE)] | None = None
     # By the path of the layer; files without patterns do not have it.
     attention: dict[ModulePath, AttentionEntry] = Field(default_factory=dict)
+    # The same of what relufication put there: see `gossamer.nn.relufication.states`.
+    relus: dict[ModulePath, Literal["shift", "threshold", "after"]] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = write(self)
-        if not self.attention:
-            del content["attention"]
+        for name in ("attention", "relus"):
+            if not content[name]:
+                del content[name]
         return content

@@ -5,7 +5,7 @@ Legend: T tokens, V vocabulary, R rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,9 @@ class DecoderEngine:
         scale_group: kept int4 values that share a scale.
         keys: which keys a token attends to and what they are stored in; None = all, in fp32. With a
             window, the context may be longer than the model's positions.
+        active_neurons: hold the feed-forward parts a second time, neuron by neuron, and compute
+            those of one token from the neurons that are active: for models with ReLU (`relufy`).
+            Rows are of `dtype`; int4 has int8 ones.
         prompt_copy: for fp32 and bf16: hold pruned layers a second time in the layout that is
             faster for prompts.
     """
@@ -96,6 +99,7 @@ class DecoderEngine:
         scale_group: int = 32,
         prompt_copy: bool = True,
         keys: KeyRules | None = None,
+        active_neurons: bool = False,
     ) -> None:
         for name in (dtype, dtype if head_dtype is None else head_dtype):
             if name not in few.DTYPES:
@@ -116,6 +120,9 @@ class DecoderEngine:
         if lm_head.weight is not embedding.weight or lm_head.bias is not None:
             head = pack_table(joined([lm_head], chain.back[-1]))
         blocks = [_block(features, number, pack) for number in range(len(features.layers))]
+        if active_neurons:
+            rows = "int8" if dtype == "int4" else dtype
+            blocks = [replace(b, neurons=features.neurons(n, rows)) for n, b in enumerate(blocks)]
         self._native = NativeDecoder(
             self.shape,
             table.few,
@@ -137,7 +144,8 @@ class DecoderEngine:
             layer_bytes=sum(linear.nbytes for linear in linears),
             active_bytes=sum(block.token_bytes for block in blocks),
             head_bytes=head.nbytes,
-            resident_bytes=sum(part.resident_bytes for part in (*linears, *tables)),
+            resident_bytes=sum(part.resident_bytes for part in (*linears, *tables))
+            + sum(block.neurons.nbytes for block in blocks if block.neurons is not None),
         )
         self.kernels = sorted({linear.few.kernel for linear in linears})
         self._rows = Explanation([*pack_table.rows, *pack.rows])
@@ -270,6 +278,7 @@ def _block(features: DecoderFeatures, number: int, pack: WeightPacker) -> Decode
         rotation=features.rotation(layer),
         window=features.windows[number],
         scale=features.scales[number],
+        cut=features.cut(number),
     )
 
 
