@@ -3,7 +3,7 @@
 
     python benchmarks/growth.py TEXT [--width 144] [--layers 4] [--small 1] [--steps 4500]
         [--batch 16] [--context 128] [--rates 1.5e-3 3e-3 6e-3] [--race 0.15] [--decay 0.1]
-        [--gain 0.55] [--budgets 1 2] [--less 0.25] [--seeds 0 1] [--arms ...] [--fp32] [--log FILE]
+        [--budgets 1 2] [--less 0.25] [--seeds 0 1] [--arms ...] [--fp32] [--log FILE]
         [--trunks FOLDER] [--json FILE]
 
 A byte-level GPT on TEXT. Of its end, one part chooses learning rates and says at which budget the
@@ -15,10 +15,8 @@ part of B (--race), one race for each size before growth; a model that has grown
 that won for the large model. As long as the largest rate wins, its double races, too. Growing arms
 run with less compute, too (--less): the saving is read off where the loss of an arm crosses that of
 the large model from scratch. A small model that never grows gets the same compute: below it a table
-of growth shows nothing. The control of an arm is the model that it begins as. --gain G draws the
-first weights of blocks with G / sqrt(inputs): the zoo's spread of 0.02 is that of GPT-2 (G = 0.55
-at width 768), and a narrow model from scratch begins slowly with it. Runs share what they have in
-common, and go on where they were interrupted (support/growing_gpt.py).
+of growth shows nothing. The control of an arm is the model that it begins as. Runs share what they
+have in common, and go on where they were interrupted (support/growing_gpt.py).
 
     python benchmarks/growth.py --steps-only [--widths 512 1024] [--factors 2 4] [--opened 0 0.25]
 
@@ -120,7 +118,6 @@ def arguments():
     made.add_argument("--rates", type=float, nargs="+", default=[1.5e-3, 3e-3, 6e-3])
     made.add_argument("--race", type=float, default=0.15, help="part of the budget")
     made.add_argument("--decay", type=float, default=0.1, help="of weights, by AdamW")
-    made.add_argument("--gain", type=float, default=0.0, help="initial spread by width; 0: 0.02")
     made.add_argument("--budgets", type=float, nargs="+", default=[1.0, 2.0], help="in B")
     made.add_argument("--less", type=float, nargs="*", default=[0.25], help="saved at the first")
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1])

@@ -59,22 +59,10 @@ def fresh(given, sizes, rate, seed):
     torch.manual_seed(seed)
     width, heads, layers = sizes
     model = GPT(VOCABULARY, width=width, num_heads=heads, num_layers=layers, context=given.context)
-    if getattr(given, "gain", 0.0):
-        spread_by_width(model, given.gain)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=given.decay, fused=True
     )
     return State(model, optimizer)
-
-
-@torch.no_grad()
-def spread_by_width(model, gain):
-    """Draw the matrices of all blocks anew, with gain / sqrt(inputs) instead of the zoo's 0.02."""
-    for name, param in model.blocks.named_parameters():
-        if param.ndim == 2:
-            adds = name.endswith(("output.weight", "down.weight"))
-            depth = (2 * len(model.blocks)) ** 0.5 if adds else 1.0
-            torch.nn.init.normal_(param, std=gain / param.shape[1] ** 0.5 / depth)
 
 
 def batch_of(given, data, seed, number):

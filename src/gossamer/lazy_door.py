@@ -2,7 +2,7 @@
 """Doors of packages whose names are loaded on first use, so that importing them is free of torch.
 
 A package says `__getattr__, __dir__ = lazy_door(__name__, homes)`, and imports the same names
-under `TYPE_CHECKING` for type checkers.
+under `TYPE_CHECKING` for type checkers. `LateModule` does the same for one module of others.
 """
 
 import importlib
@@ -29,3 +29,19 @@ def lazy_door(
         return module if home == name else getattr(module, name)
 
     return load, lambda: list(homes)
+
+
+class LateModule:
+    """A module that is imported once a name of it is asked for.
+
+    Args:
+        name: of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # found at once from now on
+        return value

@@ -138,6 +138,18 @@ def join_tensors(header: dict[str, Any] | bytes, data: bytes) -> bytes:
     return len(body).to_bytes(8, "little") + body + data
 
 
+def exchange_arrays(folder: Path, tensor: str, changed: dict[str, torch.Tensor]) -> None:
+    """Store a tensor as these arrays and no others."""
+    from safetensors.torch import load_file, save_file
+
+    for path in folder.glob("*.safetensors"):
+        kept = {k: v for k, v in load_file(path).items() if not k.startswith(f"{tensor}::")}
+        kept |= {f"{tensor}::{name}": data.contiguous() for name, data in changed.items()}
+        save_file(kept, path)
+    edit_manifest(folder, lambda m: m["tensors"][tensor].update(arrays=sorted(changed)))
+    rehash(folder)
+
+
 def replace_arrays(folder: Path, changed: dict[str, torch.Tensor]) -> None:
     """Store other arrays under known keys, of any dtype and shape, with digests that match."""
     from safetensors.torch import load_file, save_file

@@ -28,7 +28,8 @@ def quantised(x):
     columns = x.shape[1]
     steps = F.pad(x, (0, -columns % STEP)).reshape(len(x), -1, STEP)
     largest = steps.abs().amax(2, keepdim=True)
-    inverse = torch.where(largest > 0, 127 / largest, 0.0)
+    # Divided as the kernel divides: torch computes 127 / largest as 127 times a reciprocal.
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)
     restored = (steps * inverse).round().double() * (largest.double() / 127)
     return restored.reshape(len(x), -1)[:, :columns]
 

@@ -43,9 +43,10 @@ def test_allocations_of_every_call_may_fail(tmp_path):
     assert run.returncode == 0, f"ended in the call behind {lines[-1:]}: {run.stderr[-2000:]}"
     assert {line["call"] for line in lines} == set(native_calls.calls())
     assert [line for line in lines if line["wrong"]] == []
-    # AdamW and absorption work in place.
+    # AdamW and absorption work in place; torch packs for its own libraries.
     quiet = {line["call"] for line in lines if not line["met"]}
-    assert quiet <= {"adamw", "absorb"}
+    of_torch = {call for call in native_calls.calls() if call.startswith("pack dense/")}
+    assert quiet <= {"adamw", "absorb"} | of_torch
 
 
 @pytest.mark.parametrize(

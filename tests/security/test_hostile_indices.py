@@ -8,7 +8,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from artifact_tools import FORMAT_CASES, edit_manifest, force_format, replace_arrays, sparse_linear
+from artifact_tools import (
+    FORMAT_CASES,
+    edit_manifest,
+    exchange_arrays,
+    force_format,
+    replace_arrays,
+    sparse_linear,
+)
+from older_arrays import OLDER
 from safetensors.torch import load_file
 from torch import nn
 
@@ -78,7 +86,7 @@ def csr_duplicate(arrays: Arrays) -> None:
 
 def spare_bit(name: str) -> Change:
     def apply(arrays: Arrays) -> None:
-        arrays[name][0, -1] |= 0x80
+        arrays[name].view(-1)[-1] |= 0x80
 
     return apply
 
@@ -115,6 +123,33 @@ CASES: dict[str, dict[str, Change]] = {
         "values-too-short": shorter("values"),
     },
     "nm": {
+        "choice-outside": lambda arrays: arrays["choices"].fill_(0xFF),
+        "choices-too-short": shorter("choices"),
+        "choices-too-long": longer("choices"),
+        "choices-as-matrix": lambda arrays: arrays.update(choices=arrays["choices"].view(1, -1)),
+        "choices-of-other-type": cast("choices", torch.int8),
+        "values-too-short": shorter("values"),
+        "values-flat": flat("values"),
+    },
+    "vnm": {
+        "shared-duplicate": lambda arrays: arrays["shared"].zero_(),
+        "shared-unsorted": lambda arrays: arrays["shared"].copy_(arrays["shared"].flip(0)),
+        "shared-too-short": shorter("shared"),
+        "shared-of-other-type": cast("shared", torch.int16),
+        "positions-duplicate": lambda arrays: arrays["positions"].fill_(0),
+        "positions-decrease": lambda arrays: arrays["positions"].fill_(0b0001_0001),
+        "positions-too-short": shorter("positions"),
+        "values-too-short": shorter("values"),
+    },
+    "nmg": {
+        "choice-outside": lambda arrays: arrays["choices"].fill_(0xFF),
+        "one-pattern-for-all": lambda arrays: arrays["choices"].zero_(),
+        "choices-too-short": shorter("choices"),
+        "choices-of-other-type": cast("choices", torch.int16),
+        "values-too-short": shorter("values"),
+    },
+    # Arrays of files that were written before choices took their fewest bits.
+    "older nm": {
         "positions-duplicate": lambda arrays: arrays["positions"].fill_(0x33),
         "positions-decrease": lambda arrays: arrays["positions"].fill_(0x12),
         "positions-too-short": shorter("positions"),
@@ -123,7 +158,7 @@ CASES: dict[str, dict[str, Change]] = {
         "values-too-short": shorter("values"),
         "values-flat": flat("values"),
     },
-    "vnm": {
+    "older vnm": {
         "column-out-of-range": at("columns", (0, 0, 3), 8),
         "column-far-out": at("columns", (0, 0, 3), 255),
         "columns-duplicate": copied("columns", (0, 0, 0), (0, 0, 1)),
@@ -134,7 +169,7 @@ CASES: dict[str, dict[str, Change]] = {
         "positions-too-short": shorter("positions"),
         "values-too-short": shorter("values"),
     },
-    "nmg": {
+    "older nmg": {
         "column-out-of-range": at("columns", (0, 0, 0, 1), 12),
         "column-far-out": at("columns", (0, 0, 0, 1), 32767),
         "column-negative": at("columns", (0, 0, 0, 0), -1),
@@ -164,10 +199,15 @@ CASES: dict[str, dict[str, Change]] = {
 
 
 def hostile(tmp_path, monkeypatch, format_name: str, holder: str, change: Change):
-    force_format(monkeypatch, format_name)
+    name = format_name.removeprefix("older ")
+    force_format(monkeypatch, name)
     path = tmp_path / "a"
-    save(nn.Sequential(sparse_linear(format_name, holder)), path)
+    layer = sparse_linear(name, holder)
+    save(nn.Sequential(layer), path)
     prefix = "0.weight::"
+    if name != format_name:
+        exchange_arrays(path, "0.weight", OLDER[name](layer.matrix()))
+        load(path)
     stored = load_file(next(path.glob("*.safetensors")))
     arrays = {key[len(prefix) :]: data for key, data in stored.items() if key.startswith(prefix)}
     before = {name: data.clone() for name, data in arrays.items()}
@@ -197,7 +237,7 @@ def test_hostile_indices_are_refused_by_the_invariants(
 
 
 def test_every_format_has_cases():
-    assert set(CASES) == set(FORMAT_CASES)
+    assert set(CASES) == set(FORMAT_CASES) | {f"older {name}" for name in OLDER}
 
 
 def odd_shape(tmp_path, format_name: str, monkeypatch, shape: tuple[int, int], pattern: str):
@@ -218,15 +258,17 @@ def odd_shape(tmp_path, format_name: str, monkeypatch, shape: tuple[int, int], p
     ("format_name", "array", "shape", "pattern"),
     [
         ("bitmask", "bitmask", (4, 9), "unstructured"),
-        ("nm", "positions", (4, 16), "1:16"),
+        ("nm", "choices", (4, 16), "2:16"),
         ("vnm", "positions", (8, 8), "8:2:8"),
+        ("vnm", "shared", (8, 8), "8:2:8"),
+        ("nmg", "choices", (4, 6), "nmg:2:4:1"),
     ],
 )
 def test_dirty_padding_bits_are_refused(tmp_path, monkeypatch, format_name, array, shape, pattern):
     path = odd_shape(tmp_path, format_name, monkeypatch, shape, pattern)
     key = f"0.weight::{array}"
     stored = load_file(next(path.glob("*.safetensors")))
-    stored[key][0, -1] |= 0x80
+    stored[key].view(-1)[-1] |= 0x80
     replace_arrays(path, {key: stored[key]})
     with pytest.raises(ArtifactError, match="padding bits"):
         load(path)
@@ -234,8 +276,9 @@ def test_dirty_padding_bits_are_refused(tmp_path, monkeypatch, format_name, arra
 
 def test_position_beyond_the_group_is_refused(tmp_path, monkeypatch):
     path = odd_shape(tmp_path, "nm", monkeypatch, (2, 4), "2:4")
-    key = "0.weight::positions"
-    replace_arrays(path, {key: torch.full((2, 1), 0x41, dtype=torch.uint8)})
+    values = load_file(next(path.glob("*.safetensors")))["0.weight::values"]
+    positions = torch.full((2, 1), 0x41, dtype=torch.uint8)
+    exchange_arrays(path, "0.weight", {"values": values, "positions": positions})
     with pytest.raises(ArtifactError, match=r"position 4.*outside 0 to 3"):
         load(path)
 

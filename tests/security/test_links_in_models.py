@@ -189,6 +189,8 @@ DOORS = {
 NOT_FILES_OF_OTHERS = {
     "io/safe_files/directories.py": "writes, and a lock of our own",
     "io/safe_files/tensors.py": "writes",
+    "io/artifact/exports.py": "makes what was just written durable",
+    "io/gguf/writing.py": "makes what was just written durable",
     "io/safe_files/on_disk.py": "files without a name, and maps of files that the doors opened",
     "io/safe_files/checks.py": "/proc/meminfo",
     "training/run_files.py": "appends",

@@ -16,6 +16,16 @@ def small(**changes):
     return GPT(11, **settings)
 
 
+def test_first_weights_spread_by_width():
+    for width in (64, 256):
+        model = small(width=width)
+        assert model.tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        wanted = {"qkv": width, "up": width, "output": 4 * width, "down": 4 * 4 * width}
+        for name, squared in wanted.items():
+            spread = getattr(model.blocks[1], name).weight.std().item()
+            assert spread == pytest.approx(0.55 / squared**0.5, rel=0.05), name
+
+
 def test_later_tokens_do_not_change_earlier_logits():
     model = small().eval()
     ids = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(1))

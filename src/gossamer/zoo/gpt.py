@@ -12,7 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from gossamer.ops.attention import attention
 from gossamer.zoo.arguments import TokenModel, check_size
 
-_INIT_STD = 0.02
+# First weights: embeddings and head as GPT-2; matrices of blocks by their inputs, which gives 0.02
+# at GPT-2's width of 768. A narrow model that begins with 0.02 learns late: at width 48 it was 0.14
+# bits behind after 1000 steps.
+_TABLE_STD, _GAIN = 0.02, 0.55
 
 
 class GPTBlock(nn.Module):
@@ -102,12 +105,12 @@ class GPT(TokenModel):
         self.head = nn.Linear(width, vocab_size, bias=False)
         if self.tied:
             self.head.weight = self.tokens.weight
-        # Small normal weights; what is added to the residual stream is scaled by its depth.
+        # What is added to the residual stream is scaled by its depth.
         for name, param in self.named_parameters():
             if param.ndim >= 2:
+                std = _GAIN / param.shape[-1] ** 0.5 if name.startswith("blocks.") else _TABLE_STD
                 adds = name.endswith(("output.weight", "down.weight"))
-                std = _INIT_STD / (2 * self.num_layers) ** 0.5 if adds else _INIT_STD
-                nn.init.normal_(param, std=std)
+                nn.init.normal_(param, std=std / (2 * self.num_layers) ** 0.5 if adds else std)
             elif name.endswith("bias"):
                 nn.init.zeros_(param)
 

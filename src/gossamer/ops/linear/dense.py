@@ -17,10 +17,12 @@ Legend: T tokens, R rows (outputs), K columns (inputs).
 """
 
 import functools
+import os
 import platform
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,7 @@ from gossamer.ops.linear.packed_weight import PackedWeight, refuse_unusable
 _FEW = 16
 _ROWS_AT_ONCE = 1024  # that are rounded in float64
 _ENGINE = threading.Lock()
+_IS_CHILD = False
 
 # Of an input [T, K]: the product [T, R], and what each token of it is still to be scaled by.
 Product = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -52,6 +55,25 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda y: y * torch.sigmoid(1.702 * y),
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
+
+
+def _become_child() -> None:
+    global _IS_CHILD
+    _IS_CHILD = True
+
+
+# The threads of torch's pool are those of the parent; a product in the child would wait for them.
+os.register_at_fork(after_in_child=_become_child)
+
+
+@contextmanager
+def _on_one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -90,11 +112,14 @@ class DenseWeight(PackedWeight):
         tokens = len(x_TK)
         if tokens == 0:
             return x.new_empty(*x.shape[:-1], num_rows)
-        y_TR, scales = self._product(x_TK)
-        if scales is not None or bias_start:
-            held = 0 if scales is None else scales.data_ptr()
-            _native.finish_tokens(y_TR.data_ptr(), tokens, num_rows, held, bias_start, self._set)
-        y_TR = _FUNCTIONS[activation](y_TR)
+        with _on_one_thread() if _IS_CHILD else nullcontext():
+            y_TR, scales = self._product(x_TK)
+            if scales is not None or bias_start:
+                held = 0 if scales is None else scales.data_ptr()
+                _native.finish_tokens(
+                    y_TR.data_ptr(), tokens, num_rows, held, bias_start, self._set
+                )
+            y_TR = _FUNCTIONS[activation](y_TR)
         return y_TR if x.ndim == 2 else y_TR.view(*x.shape[:-1], num_rows)
 
 

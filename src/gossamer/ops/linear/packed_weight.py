@@ -72,7 +72,7 @@ class PackedWeight(Packed):
             if start and (bias_start or bias is None):
                 try:
                     return self._run(x, start, bias_start, activation)
-                except RuntimeError as error:
+                except (MemoryError, RuntimeError) as error:
                     if not is_out_of_memory(error):
                         raise
                     raise memory_error(error, "packed linear", "Run fewer tokens.") from error

@@ -9,17 +9,22 @@ Legend: L lists, R rows of blocks, B blocks of all lists, M masks.
 
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import PatternError
+from gossamer.lazy_door import LateModule
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Bits = NDArray[np.bool_]
+else:  # recipes read the text of patterns, and compute nothing
+    np, Ints, Bits = LateModule("numpy"), Any, Any
 
 BLOCK = 64
 WHOLE = -1
-
-Ints = NDArray[np.int64]
-Bits = NDArray[np.bool_]
 
 
 def num_blocks(tokens: int) -> int:
@@ -37,9 +42,9 @@ class BlockRows:
         masks: int32 [B], the number of a mask; -1 = all pairs.
     """
 
-    starts: NDArray[np.int64]
-    columns: NDArray[np.int32]
-    masks: NDArray[np.int32]
+    starts: "NDArray[np.int64]"
+    columns: "NDArray[np.int32]"
+    masks: "NDArray[np.int32]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +61,9 @@ class BlockList:
 
     queries: int
     keys: int
-    of_head: NDArray[np.int32]
+    of_head: "NDArray[np.int32]"
     by_query: BlockRows
-    mask_bits: NDArray[np.uint64]
+    mask_bits: "NDArray[np.uint64]"
 
     @classmethod
     def of(
@@ -172,13 +177,13 @@ class BlockList:
         return flat[: self.queries, : self.keys]
 
 
-def pack_rows(masks: Bits) -> NDArray[np.uint64]:
+def pack_rows(masks: Bits) -> "NDArray[np.uint64]":
     """Rows of 64 as bits, the first lowest."""
     packed = np.packbits(masks, axis=-1, bitorder="little")
     return np.ascontiguousarray(packed).view("<u8")[..., 0].astype(np.uint64)
 
 
-def unpack_rows(bits: NDArray[np.uint64]) -> Bits:
+def unpack_rows(bits: "NDArray[np.uint64]") -> Bits:
     """The rows of 64 that `pack_rows` packed."""
     as_bytes = np.ascontiguousarray(bits.astype("<u8"))[..., None].view(np.uint8)
     return np.unpackbits(as_bytes, axis=-1, bitorder="little").astype(bool)

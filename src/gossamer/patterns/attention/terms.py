@@ -12,12 +12,16 @@ look back over their whole length; others look half of it to each side.
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gossamer.errors import PatternError
+from gossamer.lazy_door import LateModule
 from gossamer.patterns.attention.block_list import BLOCK, Bits, Ints, num_blocks
+
+if TYPE_CHECKING:
+    import numpy as np
+else:  # see block_list
+    np = LateModule("numpy")
 
 _LAST = BLOCK - 1
 

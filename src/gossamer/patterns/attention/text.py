@@ -10,13 +10,18 @@ import dataclasses
 import functools
 import re
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from gossamer.errors import PatternError
+from gossamer.lazy_door import LateModule
 from gossamer.patterns.attention.block_list import BLOCK, WHOLE, Bits, BlockList, Ints, check_size
 from gossamer.patterns.attention.nearest import nearest
 from gossamer.patterns.attention.terms import TERMS, AttentionTerm, BigBirdTerm, Span, WindowTerm
+
+if TYPE_CHECKING:
+    import numpy as np
+else:  # see block_list
+    np = LateModule("numpy")
 
 LEGAL_ATTENTION = (
     "'full', 'window:512', 'window:512+global:64', 'sinks:4+window:1024', 'strided:128',"
