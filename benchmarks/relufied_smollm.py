@@ -47,7 +47,8 @@ class Engine(Gossamer):
 
 def held_out(windows, tokens=512):
     """Token numbers [windows, tokens] behind the first 60 % of WikiText-2 valid."""
-    text = lzma.open(settings.data_dir() / "wikitext2" / "valid.txt.xz", "rt").read()
+    packed = (settings.data_dir() / "wikitext2" / "valid.txt.xz").read_bytes()
+    text = lzma.decompress(packed).decode()
     tokenizer = make_tokenizer(load_source("demo:smollm2").beside[TOKENIZER_FILE])
     ids = torch.tensor(tokenizer(text[int(len(text) * 0.6) :])["input_ids"])
     return ids[: windows * tokens].view(windows, tokens)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The named models: how each is made, and what that gave where it was recorded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+ZEN5: Final = "AMD EPYC (Zen 5, AVX-512), one thread, torch 2.13.0"
+# How `making.kernel_set` calls that machine.
+_SET: Final = "avx512, AVX512, AMD EPYC, torch 2.13.0"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the zoo.
+
+    Attributes:
+        name: what it is asked for by.
+        description: one line.
+        verb: whether it is pruned or trained.
+        recipe: a built-in one.
+        overrides: "name=value" in the recipe.
+        model: for `prune`, a packaged model.
+        data: "sentences:N" for N generated ones, a generated data set of the zoo, or empty.
+        score: what the quality is called.
+        lower_is_better: of the score.
+        dense: score of the dense model; None where it was not measured.
+        reached: score of the artifact.
+        tolerance: by how much the score may differ on other machines.
+        weight_bytes: of the artifact's tensor files.
+        digests: of the tensor files, by kernel set.
+        milliseconds: (dense, this model) by machine, of the call that the report times.
+        minutes: what making it took there, about.
+    """
+
+    name: str
+    description: str
+    verb: Literal["prune", "train"]
+    recipe: str
+    overrides: tuple[str, ...]
+    data: str
+    score: str
+    reached: float
+    tolerance: float
+    weight_bytes: int
+    minutes: float
+    model: str = ""
+    dense: float | None = None
+    lower_is_better: bool = False
+    digests: Mapping[str, str] = field(default_factory=dict)
+    milliseconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+ENTRIES: Final[tuple[Entry, ...]] = (
+    Entry(
+        name="images-gradual-90",
+        description="an MLP on generated images, 90 % zeros by magnitude while it trains",
+        verb="train",
+        recipe="train-gradual",
+        overrides=("steps=600", "stages.0.train.compaction=jit"),
+        data="zoo:images",
+        score="accuracy",
+        reached=0.0,
+        tolerance=0.02,
+        weight_bytes=0,
+        minutes=0.3,
+    ),
+    Entry(
+        name="minilm-magnitude-50",
+        description="MiniLM-L6, half of every layer's weights by magnitude",
+        verb="prune",
+        recipe="magnitude-50",
+        overrides=("sparsity=0.5",),
+        model="minilm",
+        data="sentences:192",
+        score="agreement with the dense model",
+        reached=0.0,
+        tolerance=0.02,
+        weight_bytes=0,
+        minutes=0.5,
+    ),
+    Entry(
+        name="minilm-sparsegpt-2of4",
+        description="MiniLM-L6, 2:4 by SparseGPT on generated sentences",
+        verb="prune",
+        recipe="sparsegpt-2of4",
+        overrides=("calibration.samples=128", "calibration.tokens=64"),
+        model="minilm",
+        data="sentences:192",
+        score="agreement with the dense model",
+        reached=0.0,
+        tolerance=0.03,
+        weight_bytes=0,
+        minutes=1.0,
+    ),
+    Entry(
+        name="smollm2-wanda-50",
+        description="SmolLM2-135M, half of every layer's weights by Wanda on generated sentences",
+        verb="prune",
+        recipe="wanda-50",
+        overrides=("calibration.samples=8", "calibration.tokens=128"),
+        model="smollm2",
+        data="sentences:400",
+        score="perplexity",
+        lower_is_better=True,
+        reached=0.0,
+        tolerance=1.0,
+        weight_bytes=0,
+        minutes=2.0,
+    ),
+)
