@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads of eight experts on a task of eight clusters: with a balance loss, with a bias, without.
 
-    python benchmarks/expert_balance.py [--steps 1500] [--seeds 0 1 2] [--json]
+    python benchmarks/expert_balance.py [--steps 1500] [--seeds 0 1 2]
+        [--arms "balance loss" bias] [--json]
 
 Tokens come from eight Gaussian clusters, equally often, and each cluster has a linear map of its
 own that is to be learned. Loads are those of the last
@@ -21,9 +22,14 @@ from support.options import give, machine, parser, progress
 WIDTH, CLUSTERS, TOKENS = 16, 8, 512
 ARMS = {
     "balance loss": {"balance": "loss"},
+    "balance loss, weight 0.3": {"balance": "loss", "balance_weight": 0.3},
     "bias": {"balance": "bias"},
     "none": {"balance": "none"},
-    "balance loss, capacity 1.25": {"balance": "loss", "capacity_factor": 1.25},
+    "weight 0.3, capacity 1.25": {
+        "balance": "loss",
+        "balance_weight": 0.3,
+        "capacity_factor": 1.25,
+    },
     "none, capacity 1.25": {"balance": "none", "capacity_factor": 1.25},
 }
 
@@ -67,10 +73,11 @@ def main():
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--steps", type=int, default=1500)
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     given = options.parse_args()
     torch.set_num_threads(1)
     rows = {}
-    for arm in ARMS:
+    for arm in given.arms:
         rows[arm] = [run(arm, seed, given.steps) for seed in given.seeds]
         progress(f"{arm}: {rows[arm]}")
     table = Table(title=f"8 clusters, 8 experts, top-1, {given.steps} steps, seeds {given.seeds}")

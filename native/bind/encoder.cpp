@@ -19,10 +19,13 @@ std::unique_ptr<PanelLinear> pack(const Values& values, const Bits& bits, int64_
                                   const std::string& int8_layout) {
   if (bias && static_cast<int64_t>(bias->size()) != rows) throw std::invalid_argument("bias must have one value per row");
   const bool is_int8 = !int8_layout.empty();
+  const float* const biases = bias ? bias->data() : nullptr;
   if (is_int8) check_int8(values, columns, 0);
+  if (int8_layout == "dense") return pack_dense_linear(kept_weight(values, bits, rows, columns), biases, find_isa(kernels));
+  if (int8_layout == "window") return pack_window_linear(kept_weight(values, bits, rows, columns), biases, find_isa(kernels));
   const Int8Options options = {is_int8 ? find_int8_form(int8_layout) : DwordForm::panel, 0, 0.0f};
-  return pack_panel_linear(kept_weight(values, bits, rows, columns), bias ? bias->data() : nullptr,
-                           find_isa(kernels), is_int8 ? &options : nullptr);
+  return pack_panel_linear(kept_weight(values, bits, rows, columns), biases, find_isa(kernels),
+                           is_int8 ? &options : nullptr);
 }
 
 std::vector<float> floats_of(const Values& values) { return {values.data(), values.data() + values.size()}; }

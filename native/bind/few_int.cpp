@@ -52,7 +52,7 @@ void bind_few_int(nb::module_& m) {
           throw std::invalid_argument("codes must be at most 15");
         check_halves(scales, weight, "scales");
         check_halves(offsets, weight, "offsets");
-        return pack_offset_weight(weight, few_int_kernel(find_isa(kernels), true));
+        return pack_offset_weight(weight, few_int_kernel(find_isa(kernels)));
       },
       nb::arg("codes").noconvert(), nb::arg("scales").noconvert(), nb::arg("offsets").noconvert(), nb::arg("group"),
       nb::arg("kernels"));

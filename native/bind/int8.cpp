@@ -6,9 +6,11 @@
 #include <stdexcept>
 
 #include "common.hpp"
+#include "dense/gemm.hpp"
 #include "families.hpp"
 #include "gossamer/cpu.hpp"
 #include "gossamer/int8_layout.hpp"
+#include "gossamer/int8_window.hpp"
 
 namespace gossamer::bind {
 namespace {
@@ -51,6 +53,18 @@ void bind_int8(nb::module_& m) {
   m.def("pack_int8", pack, nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"),
         nb::arg("columns"), nb::arg("kernels"), nb::arg("layout"), nb::arg("activation_bits") = 0,
         nb::arg("activation_scale") = 0.0f);
+  const auto def = [&](const char* name, auto packer) {
+    m.def(
+        name,
+        [packer](const Values& values, const Bits& bits, int64_t rows, int64_t columns, const std::string& kernels) {
+          check_int8(values, columns, 0);
+          return packer(kept_weight(values, bits, rows, columns), find_isa(kernels));
+        },
+        nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"), nb::arg("columns"),
+        nb::arg("kernels"));
+  };
+  def("pack_dense_int8", pack_gemm_weight);
+  def("pack_int8_windows", pack_window_weight);
 }
 
 }  // namespace gossamer::bind

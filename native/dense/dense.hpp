@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands around a dense int8 product that somebody else computes: activations become bytes with a scale per
+// What stands around a dense int8 product: activations become bytes with a scale per
 // token, and the product's sums get that scale and the bias. The numbers are those of gossamer/int8.hpp.
 //
 // Every instruction set gives the same bits, and so does any number of threads.
@@ -18,6 +18,7 @@ struct TokensToBytes {
   float* numbers;  // [tokens + 1, columns], q itself; null if nobody wants it. The last row begins with the least and
                    // the largest q there is: who takes a scale from them finds 1
   float* scales;   // [tokens], what a step is worth: NaN for a token that holds one or an infinity
+  int64_t bytes_stride = 0;  // between tokens of `bytes`; 0: columns
 };
 
 struct FinishTokens {

@@ -64,7 +64,7 @@ void to_bytes(const TokensToBytes& c, int64_t first, int64_t last) {
       c.scales[t] = top / limit;
       inverse = limit / top;
     }
-    if (c.bytes) write_bytes(x, c.columns, inverse, limit, offset, c.bytes + t * c.columns);
+    if (c.bytes) write_bytes(x, c.columns, inverse, limit, offset, c.bytes + t * (c.bytes_stride ? c.bytes_stride : c.columns));
     if (c.numbers) write_numbers(x, c.columns, inverse, limit, c.numbers + t * c.columns);
   }
 }

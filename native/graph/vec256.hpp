@@ -24,6 +24,9 @@ struct GraphVec {
   static Type load(const float* p, Mask m) { return _mm256_maskload_ps(p, m); }
   static void store(float* p, Type v) { _mm256_storeu_ps(p, v); }
   static void store(float* p, Type v, Mask m) { _mm256_maskstore_ps(p, m, v); }
+  // Past the caches, to a whole vector's multiple; `fence` before others read it.
+  static void stream(float* p, Type v) { _mm256_stream_ps(p, v); }
+  static void fence() { _mm_sfence(); }
   // bfloat16, the upper half of a float.
   static Type load(const uint16_t* p) { return from_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static Type load(const uint16_t* p, Mask m) {

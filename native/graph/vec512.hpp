@@ -23,6 +23,9 @@ struct GraphVec {
   static Type load(const float* p, Mask m) { return _mm512_maskz_loadu_ps(m, p); }
   static void store(float* p, Type v) { _mm512_storeu_ps(p, v); }
   static void store(float* p, Type v, Mask m) { _mm512_mask_storeu_ps(p, m, v); }
+  // Past the caches, to a whole vector's multiple; `fence` before others read it.
+  static void stream(float* p, Type v) { _mm512_stream_ps(p, v); }
+  static void fence() { _mm_sfence(); }
   // bfloat16, the upper half of a float.
   static Type load(const uint16_t* p) {
     return from_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

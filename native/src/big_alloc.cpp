@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gossamer/big_alloc.hpp"
 
+#include <cstring>
+
 #ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
@@ -92,8 +94,20 @@ void offer_huge_pages(void* memory, size_t bytes) noexcept {
   const uintptr_t begin = (at + kHugePage - 1) / kHugePage * kHugePage, end = (at + bytes) / kHugePage * kHugePage;
   if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);
 }
+
+void clear_pages(void* memory, size_t bytes) noexcept {
+  const auto at = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = (at + kHugePage - 1) / kHugePage * kHugePage, end = (at + bytes) / kHugePage * kHugePage;
+  if (begin >= end || madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED) != 0) {
+    std::memset(memory, 0, bytes);
+    return;
+  }
+  std::memset(memory, 0, begin - at);
+  std::memset(reinterpret_cast<void*>(end), 0, at + bytes - end);
+}
 #else
 void offer_huge_pages(void*, size_t) noexcept {}
+void clear_pages(void* memory, size_t bytes) noexcept { std::memset(memory, 0, bytes); }
 void* big_alloc(size_t bytes) { return ::operator new(bytes); }
 void big_free(void* memory, size_t) noexcept { ::operator delete(memory); }
 #endif

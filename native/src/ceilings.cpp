@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gossamer/ceilings.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
+#include "dense/gemm.hpp"
 #include "gossamer/bf16_pairs_layout.hpp"
 #include "gossamer/few_layout.hpp"
 #include "gossamer/int8_layout.hpp"
+#include "gossamer/int8_window.hpp"
 #include "gossamer/panel_layout.hpp"
 #include "gossamer/row_groups_layout.hpp"
+#include "gossamer/scratch.hpp"
 #include "gossamer/train.hpp"
 
 namespace gossamer {
@@ -31,6 +35,30 @@ double run_few(int64_t repeats) {
   return 2.0 * static_cast<double>(weight->kept) * static_cast<double>(repeats);
 }
 
+// One group of half zeros for one tile of tokens.
+template <Isa isa>
+double run_windows(int64_t repeats) {
+  constexpr int64_t kRows = kWindowRows, kColumns = kWindowBlock, kTokens = kWindowTokens;
+  static const std::vector<float> values(static_cast<size_t>(kRows * kColumns / 2), 1.0f);
+  static const std::vector<uint8_t> bits(static_cast<size_t>(kRows * kColumns / 8), 0x5a);
+  static const WindowLayout layout = pack_windows({values.data(), bits.data(), kRows, kColumns}, 8);
+  const WindowView view = layout.view();
+  const auto bytes = static_cast<size_t>(view.num_windows() * kTokens * kWindowBytes);
+  auto* scratch = static_cast<uint8_t*>(thread_scratch(kWindowScratchBytes + bytes));
+  if (!scratch) throw std::bad_alloc();
+  std::fill_n(scratch + kWindowScratchBytes, bytes, uint8_t{61});
+  std::vector<float> scales(kTokens, 1.0f), y(kTokens * kRows);
+  const WindowTokens call = {scratch + kWindowScratchBytes, kTokens, 1, scales.data(), y.data(), kRows, nullptr, Activation::none};
+  for (int64_t i = 0; i < repeats; ++i) window_kernel(isa)(view, 0, 1, call, scratch);
+  return 2.0 * static_cast<double>(layout.kept * kTokens) * static_cast<double>(repeats);
+}
+
+Mix window_mix(Isa isa) {
+  return isa == Isa::avx512 ? run_windows<Isa::avx512>
+         : isa == Isa::avx2 ? run_windows<Isa::avx2>
+                            : run_windows<Isa::reference>;
+}
+
 template <FewForm form>
 Mix few_mix(Isa isa) {
   return isa == Isa::avx512 ? run_few<form, Isa::avx512>
@@ -43,6 +71,8 @@ const Entry entries[] = {
     {"panel", [](Isa isa) { return panel_kernels(isa).ceilings.panel; }},
     {"int8_panel", [](Isa isa) { return int8_kernels(isa).ceiling_panel; }},
     {"int8_quad", [](Isa isa) { return int8_kernels(isa).ceiling_quad; }},
+    {"int8_window", window_mix},
+    {"dense/int8", [](Isa isa) { return gemm_kernels(isa).ceiling; }},
     {"bf16_panel", [](Isa isa) { return bf16_kernels(isa).ceiling_panel; }},
     {"bf16_pair", [](Isa isa) { return bf16_kernels(isa).ceiling_pair; }},
     {"strip", [](Isa isa) { return row_groups_kernels(isa).ceiling; }},

@@ -67,7 +67,7 @@ DecoderSession::DecoderSession(const Decoder& decoder, const KvRules& rules)
   gate_up_.resize(static_cast<size_t>(tokens * (decoder.rules.gated ? 2 : 1) * shape.ffn));
   gated_.resize(static_cast<size_t>(tokens * shape.ffn));
   // What pads a head stays zero.
-  queries_.assign(static_cast<size_t>(tokens * shape.heads * kv_.dim()), 0.0f);
+  queries_.assign(static_cast<size_t>(std::min(tokens, kAttended) * shape.heads * kv_.dim()), 0.0f);
   if (rules.sinks) sink_queries_.assign(queries_.size(), 0.0f);
 }
 
@@ -129,7 +129,8 @@ void DecoderSession::chunk(const int32_t* ids, int64_t count, int64_t position, 
     const DecoderLayer& layer = decoder_.layers[i];
     layer.qkv.run(read(layer.attention_in), count, qkv_.data(), num_threads);
     norm_heads(layer, count);
-    attend(static_cast<int64_t>(i), count, position, num_threads);
+    for (int64_t first = 0; first < count; first += kAttended)
+      attend(static_cast<int64_t>(i), first, std::min(kAttended, count - first), position + first, num_threads);
     layer.out.run(attended_.data(), count, added_.data(), num_threads);
     const float* x = rules.parallel ? read(layer.ffn_in) : nullptr;
     // Without a norm of its own it reads the stream, which is about to change.
@@ -181,7 +182,7 @@ void DecoderSession::norm_heads(const DecoderLayer& layer, int64_t count) {
   }
 }
 
-void DecoderSession::attend(int64_t number, int64_t count, int64_t position, int num_threads) {
+void DecoderSession::attend(int64_t number, int64_t first, int64_t count, int64_t position, int num_threads) {
   const DecoderShape& shape = decoder_.shape;
   const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(number)];
   const bool interleaved = decoder_.rules.interleaved;
@@ -192,7 +193,7 @@ void DecoderSession::attend(int64_t number, int64_t count, int64_t position, int
   const int64_t values_at = interleaved ? 2 * dim : (shape.heads + shape.kv_heads) * dim;
   const bool has_sinks = !sink_queries_.empty() && kv_.place(position + count - 1) < position + count - 1;
   for (int64_t t = 0; t < count; ++t) {
-    const float* row = qkv_.data() + t * shape.qkv_rows();
+    const float* row = qkv_.data() + (first + t) * shape.qkv_rows();
     const DecoderAngles angles(decoder_, layer, position + t);
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       float key[1024];
@@ -207,7 +208,7 @@ void DecoderSession::attend(int64_t number, int64_t count, int64_t position, int
     if (has_sinks) turn_queries(DecoderAngles(decoder_, layer, kv_.place(position + t)), sink_queries_.data());
   }
   kv_.attend({number, count, position, layer.window, queries_.data(), has_sinks ? sink_queries_.data() : nullptr,
-              decoder_.rules.score_cap, attended_.data()},
+              decoder_.rules.score_cap, attended_.data() + first * shape.heads * dim},
              num_threads);
 }
 

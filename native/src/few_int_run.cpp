@@ -46,15 +46,15 @@ struct FewIntWeight final : PackedWeight {
 
 }  // namespace
 
-FewIntKernel few_int_kernel(Isa isa, bool has_offsets) {
+FewIntKernel few_int_kernel(Isa isa) {
 #ifdef GOSSAMER_X86
 #ifndef GOSSAMER_EMULATED_AVX512
-  if (isa == Isa::avx512 && !has_offsets && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
-  if (isa == Isa::avx512 && !has_offsets && has_extension("avx512vnni")) return avx512vnni::few_int_kernel;
+  if (isa == Isa::avx512 && has_extension("avx512vbmi2")) return avx512vbmi2::few_int_kernel;
+  if (isa == Isa::avx512 && has_extension("avx512vnni")) return avx512vnni::few_int_kernel;
 #endif
   if (isa != Isa::reference) return avx2::few_int_kernel;
 #endif
-  return (void)isa, (void)has_offsets, reference::few_int_kernel;
+  return (void)isa, reference::few_int_kernel;
 }
 
 std::unique_ptr<PackedWeight> pack_few_int_weight(const KeptWeight& weight, bool is_int4, int64_t scale_group,

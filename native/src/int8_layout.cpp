@@ -2,9 +2,9 @@
 #include "gossamer/int8_layout.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "dword_fill.hpp"
+#include "int8_codes.hpp"
 
 namespace gossamer {
 namespace {
@@ -74,19 +74,14 @@ Int8Layout pack_int8(const KeptWeight& weight, const Int8Options& options, const
   cut_dwords(layout, weight, row_start[weight.rows], options.form, cut);
   layout.activation_bits = options.activation_bits ? options.activation_bits : kernels.activation_bits;
   layout.activation_scale = options.activation_scale;
-  layout.row_scales.assign(weight.rows, 1.0f);
   layout.row_starts.assign(weight.rows, 0);
-  std::vector<double> inverse(weight.rows, 0.0);
+  std::vector<RowCodes> codes;
   for (int64_t r = 0; r < weight.rows; ++r) {
-    float top = 0.0f;
-    for (int64_t i = row_start[r]; i < row_start[r + 1]; ++i) top = std::max(top, std::fabs(weight.values[i]));
-    if (top > 0.0f) {
-      layout.row_scales[r] = static_cast<float>(double(top) / 127);
-      inverse[r] = 127 / double(top);
-    }
+    codes.emplace_back(weight.values + row_start[r], row_start[r + 1] - row_start[r]);
+    layout.row_scales.push_back(codes.back().scale);
   }
   const auto quantise = [&](int64_t row, float value) -> uint32_t {
-    const auto q = static_cast<int8_t>(std::lrint(value * inverse[row]));
+    const int8_t q = codes[row].of(value);
     layout.row_starts[row] -= q * activation_offset(layout.activation_bits);
     return static_cast<uint8_t>(q);
   };

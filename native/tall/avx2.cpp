@@ -10,6 +10,6 @@ const TallKernels tall_kernels = {
     product<GraphVec>, outer<GraphVec>,
 };
 
-const GroupedKernels grouped_kernels = {grouped_rows<GraphVec, 4, 2>, grouped_back<GraphVec, 4, 2>};
+const GroupedKernels grouped_kernels = {grouped_rows<GraphVec, 4, 2>, grouped_back<GraphVec, 4, 2>, grouped_outer<GraphVec>};
 
 }  // namespace gossamer::avx2

@@ -10,6 +10,6 @@ const TallKernels tall_kernels = {
     product<GraphVec>, outer<GraphVec>,
 };
 
-const GroupedKernels grouped_kernels = {grouped_rows<GraphVec, 8, 3>, grouped_back<GraphVec, 6, 4>};
+const GroupedKernels grouped_kernels = {grouped_rows<GraphVec, 8, 3>, grouped_back<GraphVec, 6, 4>, grouped_outer<GraphVec>};
 
 }  // namespace gossamer::avx512

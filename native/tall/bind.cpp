@@ -7,6 +7,7 @@
 
 #include "../bind/common.hpp"
 #include "../bind/families.hpp"
+#include "gossamer/big_alloc.hpp"
 #include "grouped.hpp"
 #include "tall.hpp"
 
@@ -76,6 +77,28 @@ void input_gradient_of_experts(const Starts& starts, uintptr_t g, uintptr_t weig
   });
 }
 
+void weight_gradient_of_experts(const Starts& starts, uintptr_t g, uintptr_t x, uintptr_t dw, uintptr_t sums,
+                                int64_t tokens, int64_t outputs, int64_t inner, const std::string& kernels) {
+  Grouped call = grouped_of(starts, dw, false, outputs, inner, tokens);
+  call.weight = nullptr;
+  check({}, {{g, tokens * outputs}, {x, tokens * inner}});
+  run_native(kernels, [&](Isa isa, int threads) {
+    grouped_weight_gradient(call, floats(g), floats(x), to_floats(dw), to_floats(sums), isa, threads);
+  });
+}
+
+// Zeros for the experts that have no tokens, each of `bytes` bytes from `memory` on.
+void clear_idle_experts(const Starts& starts, uintptr_t memory, int64_t bytes) {
+  const auto experts = static_cast<int64_t>(starts.shape(0)) - 1;
+  check({experts, bytes}, {{memory, experts * bytes}});
+  const int64_t* const at = starts.data();
+  const nb::gil_scoped_release release;
+  for (int64_t first = 0, last; first < experts; first = last + 1) {
+    for (last = first; last < experts && at[last] == at[last + 1];) ++last;
+    clear_pages(reinterpret_cast<char*>(memory) + first * bytes, static_cast<size_t>((last - first) * bytes));
+  }
+}
+
 }  // namespace
 
 void bind_tall(nb::module_& m) {
@@ -83,6 +106,9 @@ void bind_tall(nb::module_& m) {
   m.def("tall_outer", &outer);
   m.def("product_of_experts", &product_of_experts, nb::arg("starts").noconvert(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  m.def("weight_gradient_of_experts", &weight_gradient_of_experts, nb::arg("starts").noconvert(), nb::arg(), nb::arg(),
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
+  m.def("clear_idle_experts", &clear_idle_experts, nb::arg("starts").noconvert(), nb::arg(), nb::arg());
   m.def("input_gradient_of_experts", &input_gradient_of_experts, nb::arg("starts").noconvert(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
 }

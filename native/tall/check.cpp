@@ -81,14 +81,17 @@ void check_experts(const std::vector<int64_t>& counts, int64_t outputs, int64_t 
   for (float& v : w) halves.push_back(to_bf16(v)), v = from_bf16(halves.back());
   const std::vector<float> x = normals(tokens * inner, random), g = normals(tokens * outputs, random);
   const std::vector<float> bias = normals(experts * outputs, random);
-  Expected y(tokens * outputs), dx(tokens * inner);
+  Expected y(tokens * outputs), dx(tokens * inner), dw(experts * outputs * inner), sums(experts * outputs);
   for (int64_t e = 0; e < experts; ++e)
     for (int64_t t = starts[static_cast<size_t>(e)]; t < starts[static_cast<size_t>(e + 1)]; ++t)
       for (int64_t o = 0; o < outputs; ++o) {
         y.add(t * outputs + o, bias[static_cast<size_t>(e * outputs + o)]);
+        sums.add(e * outputs + o, g[static_cast<size_t>(t * outputs + o)]);
         for (int64_t k = 0; k < inner; ++k) {
           const double own = w[static_cast<size_t>((e * outputs + o) * inner + k)];
           y.add(t * outputs + o, own * x[static_cast<size_t>(t * inner + k)]);
+          dw.add((e * outputs + o) * inner + k,
+                 static_cast<double>(g[static_cast<size_t>(t * outputs + o)]) * x[static_cast<size_t>(t * inner + k)]);
           dx.add(t * inner + k, own * g[static_cast<size_t>(t * outputs + o)]);
         }
       }
@@ -101,6 +104,14 @@ void check_experts(const std::vector<int64_t>& counts, int64_t outputs, int64_t 
       grouped_product(call, x.data(), bias.data(), found[i].data(), isa, i + 1);
       grouped_input_gradient(call, g.data(), back[i].data(), isa, i + 1);
     }
+    std::vector<float> weights[2], columns[2];  // of idle experts: as they were
+    for (int i = 0; i < 2; ++i) {
+      weights[i].assign(dw.sum.size(), 0.0f), columns[i].assign(sums.sum.size(), 0.0f);
+      const Grouped call = {starts.data(), experts, outputs, inner, nullptr, nullptr};
+      grouped_weight_gradient(call, g.data(), x.data(), weights[i].data(), columns[i].data(), isa, i + 1);
+    }
+    report("experts, weights", isa, weights[0] == weights[1] && columns[0] == columns[1],
+           std::fmax(dw.error(weights[0]), sums.error(columns[0])), tally);
     report("experts", isa, found[0] == found[1] && found[0] == found[2], y.error(found[0]), tally);
     report("experts, back", isa, back[0] == back[1] && back[0] == back[2], dx.error(back[0]), tally);
   }

@@ -22,6 +22,9 @@ const GroupedKernels& kernels_of(Isa isa) {
 
 constexpr int64_t kPartRows = 192;  // a multiple of all heights of tiles
 constexpr int64_t kPanel = 64;      // columns of the widest tile
+// Gradients of so many bytes leave no cache before they are read again.
+constexpr int64_t kStreamed = int64_t{16} << 20;
+constexpr uintptr_t kVector = 64;  // bytes of the widest
 
 // Rows of an expert's weight that are a task, and its tokens.
 struct Part {
@@ -88,6 +91,26 @@ void grouped_input_gradient(const Grouped& c, const float* g, float* dx, Isa isa
                  panels * share / shares * kPanel, std::min(panels * (share + 1) / shares * kPanel, c.inner),
                  dx + first * c.inner);
     return true;
+  });
+}
+
+void grouped_weight_gradient(const Grouped& c, const float* g, const float* x, float* dw, float* sums, Isa isa,
+                             int num_threads) {
+  const GroupedKernels& kernels = kernels_of(isa);
+  const std::vector<Part> parts = parts_of(c, kPartRows);
+  const auto written = static_cast<int64_t>(parts.size()) * std::min(kPartRows, c.outputs) * c.inner * 4;
+  const bool streams =
+      written >= kStreamed && reinterpret_cast<uintptr_t>(dw) % kVector == 0 && c.inner * 4 % kVector == 0;
+  run_parts(parts, num_threads, [&](const Part& part) {
+    const int64_t first = c.starts[part.expert];
+    const TallOuter call = {g + first * c.outputs,
+                            x + first * c.inner,
+                            dw + part.expert * c.outputs * c.inner,
+                            sums ? sums + part.expert * c.outputs : nullptr,
+                            tokens_of(c, part.expert),
+                            c.outputs,
+                            c.inner};
+    kernels.outer(call, part.first, part.last, streams);
   });
 }
 

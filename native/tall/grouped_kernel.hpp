@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "grouped.hpp"
+#include "tall_kernel.hpp"
 
 namespace gossamer {
 namespace {  // one copy per including file: each is built for another instruction set
@@ -141,10 +142,100 @@ void back_tile(const float* w, const float* g, int64_t inner, int64_t outputs, i
     }
 }
 
+// kT tokens and kR outputs from o on: rows of w stream by, dx stays in L1.
+template <class V, int kT, int kR>
+void back_rows(const float* w, const float* g, int64_t outputs, int64_t inner, int64_t o, int64_t first, int64_t last,
+               float* dx) {
+  using T = typename V::Type;
+  const auto columns = [&](int64_t column, auto load, auto store) {
+    T sum[kT];
+#pragma GCC unroll 4
+    for (int t = 0; t < kT; ++t) sum[t] = o ? load(dx + t * inner + column) : V::zero();
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+      const T row = load(w + (o + r) * inner + column);
+#pragma GCC unroll 4
+      for (int t = 0; t < kT; ++t) sum[t] = V::fma(V::all(g[t * outputs + o + r]), row, sum[t]);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kT; ++t) store(dx + t * inner + column, sum[t]);
+  };
+  int64_t column = first;
+  for (; column + V::kLanes <= last; column += V::kLanes)
+    columns(column, [](const float* p) { return V::load(p); }, [](float* p, T v) { V::store(p, v); });
+  if (column == last) return;
+  const typename V::Mask tail = V::first(last - column);
+  columns(column, [&](const float* p) { return V::load(p, tail); }, [&](float* p, T v) { V::store(p, v, tail); });
+}
+
+template <class V, int kT>
+void back_few(const float* w, const float* g, int64_t outputs, int64_t inner, int64_t first, int64_t last, float* dx) {
+  constexpr int kRows = 8;
+  int64_t o = 0;
+  for (; o + kRows <= outputs; o += kRows) back_rows<V, kT, kRows>(w, g, outputs, inner, o, first, last, dx);
+  for (; o < outputs; ++o) back_rows<V, kT, 1>(w, g, outputs, inner, o, first, last, dx);
+}
+
+// task(std::integral_constant) of the number of tokens, 1 to kFewTokens.
+template <class Task>
+void with_count(int64_t tokens, Task&& task) {
+  static_assert(kFewTokens == 4);
+  tokens == 1   ? task(std::integral_constant<int, 1>())
+  : tokens == 2 ? task(std::integral_constant<int, 2>())
+  : tokens == 3 ? task(std::integral_constant<int, 3>())
+                : task(std::integral_constant<int, 4>());
+}
+
+// Rows top..bottom - 1 of c = g^T x for kN tokens: each is written once and never read.
+template <class V, int kN, bool kStreams>
+void outer_few(const TallOuter& c, int64_t top, int64_t bottom) {
+  using T = typename V::Type;
+  for (int64_t i = top; i < bottom; ++i) {
+    T own[kN];
+#pragma GCC unroll 4
+    for (int n = 0; n < kN; ++n) own[n] = V::all(c.g[n * c.height + i]);
+    float* const to = c.c + i * c.width;
+    int64_t k = 0;
+    for (; k + V::kLanes <= c.width; k += V::kLanes) {
+      T sum = V::mul(own[0], V::load(c.x + k));
+#pragma GCC unroll 4
+      for (int n = 1; n < kN; ++n) sum = V::fma(own[n], V::load(c.x + n * c.width + k), sum);
+      kStreams ? V::stream(to + k, sum) : V::store(to + k, sum);
+    }
+    if (k == c.width) continue;
+    const typename V::Mask tail = V::first(c.width - k);
+    T sum = V::mul(own[0], V::load(c.x + k, tail));
+#pragma GCC unroll 4
+    for (int n = 1; n < kN; ++n) sum = V::fma(own[n], V::load(c.x + n * c.width + k, tail), sum);
+    V::store(to + k, sum, tail);
+  }
+  if (kStreams) V::fence();
+}
+
+template <class V>
+void grouped_outer(const TallOuter& c, int64_t top, int64_t bottom, bool streams) {
+  if (c.sums && (c.rows <= kFewTokens || c.width == 0)) add_rows<V>(c, top, bottom, 0, c.rows);
+  if (c.rows > kFewTokens) {
+    const int64_t vectors = (c.width + V::kLanes - 1) / V::kLanes;
+    outer<V>(c, 0, (vectors + most_vectors<V>() - 1) / most_vectors<V>(), top, bottom);
+    return;
+  }
+  with_count(c.rows, [&](auto count) {
+    constexpr int kN = decltype(count)::value;
+    streams ? outer_few<V, kN, true>(c, top, bottom) : outer_few<V, kN, false>(c, top, bottom);
+  });
+}
+
 // dx [tokens][inner] = g w, all of one expert, columns first..last - 1.
 template <class V, int kT, int kV>
 void grouped_back(const float* w, const float* g, int64_t tokens, int64_t outputs, int64_t inner, int64_t first,
                   int64_t last, float* dx) {
+  if (tokens <= kFewTokens && outputs) {
+    with_count(tokens, [&](auto count) {
+      back_few<V, decltype(count)::value>(w, g, outputs, inner, first, last, dx);
+    });
+    return;
+  }
   constexpr int64_t kOutputs = 64;  // with kV vectors of columns half of L1
   const int64_t tiles = (tokens + kT - 1) / kT;
   for (int64_t from = 0; from < outputs; from += kOutputs) {

@@ -48,9 +48,11 @@ void back(const float* w, const float* g, int64_t tokens, int64_t outputs, int64
   }
 }
 
+void outer_of_expert(const TallOuter& c, int64_t top, int64_t bottom, bool) { outer(c, 0, c.width, top, bottom); }
+
 }  // namespace
 
 const TallKernels tall_kernels = {1, 1, 1, product, outer};
-const GroupedKernels grouped_kernels = {product_of_rows, back};
+const GroupedKernels grouped_kernels = {product_of_rows, back, outer_of_expert};
 
 }  // namespace gossamer::reference

@@ -30,8 +30,8 @@ bool is_close(float a, float b, double magnitude) {
 
 using Pack = std::function<std::unique_ptr<PackedWeight>(FewIntKernel)>;
 
-// `pack` with the kernels of all sets against `pack` with the reference. `has_offsets`: kernels of offsets.
-void check_packing(const std::string& family, int64_t rows, int64_t columns, bool has_offsets, const Pack& pack,
+// `pack` with the kernels of all sets against `pack` with the reference.
+void check_packing(const std::string& family, int64_t rows, int64_t columns, const Pack& pack,
                    std::mt19937& random, Tally& tally) {
   Call call = random_call(random);
   call.tokens = static_cast<int64_t>(random() % 8 ? random() % 20 : 60 + random() % 12);  // one pass and more
@@ -46,10 +46,10 @@ void check_packing(const std::string& family, int64_t rows, int64_t columns, boo
   for (float& b : bias) b = normal(random);
   const auto wanted = run(*pack(reference::few_int_kernel), x, call, bias, 1);
   std::vector<std::pair<Isa, FewIntKernel>> kernels;
-  for (const Isa isa : isas_to_check()) kernels.push_back({isa, few_int_kernel(isa, has_offsets)});
+  for (const Isa isa : isas_to_check()) kernels.push_back({isa, few_int_kernel(isa)});
 #if defined(GOSSAMER_X86) && !defined(GOSSAMER_EMULATED_AVX512)
   // Where there is a faster one, too.
-  if (!has_offsets && has_extension("avx512vnni")) kernels.push_back({Isa::avx512, avx512vnni::few_int_kernel});
+  if (has_extension("avx512vnni")) kernels.push_back({Isa::avx512, avx512vnni::few_int_kernel});
 #endif
   for (const auto& [isa, kernel] : kernels) {
     const auto packed = pack(kernel);
@@ -68,7 +68,7 @@ void check_packing(const std::string& family, int64_t rows, int64_t columns, boo
 
 void check_weight(const Weight& weight, bool is_int4, std::mt19937& random, Tally& tally) {
   const auto pack = [&](FewIntKernel kernel) { return pack_few_int_weight(weight.view(), is_int4, 32, kernel); };
-  check_packing(is_int4 ? "few_int int4" : "few_int int8", weight.rows, weight.columns, false, pack, random, tally);
+  check_packing(is_int4 ? "few_int int4" : "few_int int8", weight.rows, weight.columns, pack, random, tally);
 }
 
 // Codes, scales and offsets that could be those of weights around 1; rows are held against their own formula.
@@ -83,7 +83,7 @@ void check_offsets(int64_t rows, int64_t columns, int64_t group, std::mt19937& r
   weight.codes = codes.data(), weight.scales = scales.data(), weight.offsets = offsets.data();
   const std::string family = "few_int offsets";
   const auto pack = [&](FewIntKernel kernel) { return pack_offset_weight(weight, kernel); };
-  check_packing(family, rows, columns, true, pack, random, tally);
+  check_packing(family, rows, columns, pack, random, tally);
   std::vector<float> row(static_cast<size_t>(columns));
   const auto packed = pack(reference::few_int_kernel);
   for (int64_t r = 0; r < rows; ++r) {

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <limits>
 
+#include "dense/gemm.hpp"
 #include "gossamer/int8_layout.hpp"
+#include "gossamer/int8_window.hpp"
 #include "harness.hpp"
 
 namespace gossamer::check {
@@ -141,6 +143,31 @@ void check_weight(const Weight& weight, std::mt19937& random, Tally& tally) {
   }
 }
 
+// A layout of rows that are lanes, on every instruction set: the bits of the reference of the other layouts.
+using Pack = std::unique_ptr<PackedWeight> (*)(const KeptWeight&, Isa);
+template <Pack pack>
+void check_lanes_of_rows(const Weight& weight, std::mt19937& random, Tally& tally) {
+  const std::string family = pack == pack_gemm_weight ? "int8 dense" : "int8 window";
+  const Call call = random_call(random);
+  const Input in = random_input(weight, call, random);
+  const std::string where = "rows " + std::to_string(weight.rows) + " columns " + std::to_string(weight.columns) +
+                            " tokens " + std::to_string(call.tokens);
+  for (const Isa isa : isas_to_check()) {
+    const Int8Options options = {DwordForm::neighbours, int8_kernels(isa).activation_bits, 0.0f};
+    const std::vector<float> wanted = run(Int8Weight(weight.view(), options, reference::int8_kernels), in, call, 1);
+    const auto packed = pack(weight.view(), isa);
+    const std::vector<float> one = run(*packed, in, call, 1), two = run(*packed, in, call, 2);
+    if (packed->kept != static_cast<int64_t>(weight.kept.size()))
+      tally.fail(family, isa, where + ": lost weights");
+    else if (!agree(one, wanted, call.activation))
+      tally.fail(family, isa, where + ": differs from the reference");
+    else if (!one.empty() && std::memcmp(one.data(), two.data(), one.size() * sizeof(float)))
+      tally.fail(family, isa, where + ": 2 threads and 1 thread differ");
+    else
+      tally.pass(family, isa, 0.0);
+  }
+}
+
 }  // namespace
 
 void check_int8(Tally& tally) {
@@ -151,12 +178,15 @@ void check_int8(Tally& tally) {
   for (const int64_t rows : all_rows)
     for (const int64_t columns : all_columns)
       for (const double density : densities)
-        check_weight(random_weight(rows, columns, density, random), random, tally);
+        for (const auto check : {check_weight, check_lanes_of_rows<pack_gemm_weight>, check_lanes_of_rows<pack_window_weight>})
+          check(random_weight(rows, columns, density, random), random, tally);
 }
 
 void fuzz_int8(std::mt19937& random, Tally& tally) {
   const Draw draw = random_draw(random);
-  check_weight(random_weight(draw.rows, draw.columns, draw.density, random), random, tally);
+  const auto rows = random() % 2 ? check_lanes_of_rows<pack_gemm_weight> : check_lanes_of_rows<pack_window_weight>;
+  const auto check = random() % 2 ? check_weight : rows;
+  check(random_weight(draw.rows, draw.columns, draw.density, random), random, tally);
 }
 
 }  // namespace gossamer::check

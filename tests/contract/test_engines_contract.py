@@ -14,12 +14,18 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops import Kernel, Problem, kernel_list, kernels_for
 from gossamer.ops.conv import ConvSettings
 from gossamer.ops.fallback import fallbacks
-from gossamer.ops.linear import int8
+from gossamer.ops.linear import dense_int8, int8, int8_window
 from gossamer.patterns import NM, Block, Unstructured
 from gossamer.running.decoder import DecoderEngine
 from gossamer.running.encoder import NativeEncoder, pack_encoder
 
 transformers = pytest.importorskip("transformers")
+
+# Kernels that stand last in the list where the CPU has their instructions.
+WINDOW, DENSE = (
+    [kernel.name for kernel in module.KERNELS if kernel.is_offered()]
+    for module in (int8_window, dense_int8)
+)
 
 
 def bert(sparsity=0.7, pattern="unstructured"):
@@ -119,10 +125,21 @@ def test_rows_that_pack_for_an_encoder():
     assert names_for("linear", matrix=half, engine="encoder") == ["panel"]
     assert names_for("linear", matrix=half, engine="encoder", precision="bf16") == ["panel"]
     lossy = {"engine": "encoder", "precision": "int8"}
-    assert names_for("linear", matrix=matrix(0.3), **lossy) == ["panel", "int8_panel"]
+    assert names_for("linear", matrix=matrix(0.3), **lossy) == ["panel", "int8_panel", *WINDOW]
+    assert names_for("linear", matrix=matrix(0.9), **lossy) == [
+        "panel",
+        "int8_panel",
+        "int8_quad",
+        *DENSE,
+    ]
     # Of four neighbours more than two are kept.
-    for quads in (matrix(0.9), matrix(pattern=Block(4, 4))):
-        assert names_for("linear", matrix=quads, **lossy)[-1] == "int8_quad"
+    blocks = matrix(0.3, pattern=Block(4, 4))
+    assert names_for("linear", matrix=blocks, **lossy) == [
+        "panel",
+        "int8_panel",
+        "int8_quad",
+        *WINDOW,
+    ]
 
 
 def test_rows_that_pack_for_a_decoder():
@@ -156,7 +173,7 @@ def test_rows_that_pack_for_a_network(settings, image, accepted):
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_explain_says_what_runs_inside_an_encoder(plug_in, precision):
-    kernel = {"fp32": "panel", "int8": "int8_panel"}[precision]
+    kernel = {"fp32": "panel", "int8": ["int8_panel", *WINDOW][-1]}[precision]
     fast = gossamer.compile(bert(), tokens=(1, 128), precision=precision)
     rows = gossamer.explain(fast)
     whole = [row for row in rows if row.kind == "NativeEncoder"]
@@ -271,19 +288,19 @@ def test_a_weight_that_int8_cannot_take_stays_exact_inside_the_encoder(monkeypat
     monkeypatch.setattr(int8, "MAX_COLUMNS", 64)
     packed = pack_encoder(bert().encoder, "int8")
     assert packed.precision == "int8"
-    assert packed.kernels["layer.0.intermediate.dense"] == "int8_panel"
+    assert packed.kernels["layer.0.intermediate.dense"] == ["int8_panel", *WINDOW][-1]
     assert packed.kernels["layer.1.output.dense"] == "panel"
 
 
-def test_both_int8_layouts_give_the_same_bits(take_from_engines):
+def test_all_int8_layouts_give_the_same_bits(take_from_engines):
     """Sums are exact integers."""
-    model, x = bert(0.75, "block:4x4"), torch.randn(70, 48)
-    quads = pack_encoder(model.encoder, "int8")
-    assert quads.kernels["layer.0.attention.self.query"] == "int8_quad"
-    take_from_engines("linear", "int8_quad")
-    panels = pack_encoder(model.encoder, "int8")
-    assert set(panels.kernels.values()) == {"int8_panel"}
-    assert torch.equal(quads(x, [70]), panels(x, [70]))
+    model, x, found = bert(0.75, "block:4x4"), torch.randn(70, 48), []
+    for name in (*WINDOW, "int8_quad", "int8_panel"):
+        packed = pack_encoder(model.encoder, "int8")
+        assert packed.kernels["layer.0.attention.self.query"] == name
+        found.append(packed(x, [70]))
+        take_from_engines("linear", name)
+    assert all(torch.equal(y, found[0]) for y in found)
 
 
 def test_engines_refuse_unknown_precisions():

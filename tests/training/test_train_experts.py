@@ -24,6 +24,8 @@ def recipe(steps, **experts):
     return {"gossamer": 1, "description": "x", "stages": [{"train": train}]}
 
 
+# How many pairs find a place depends on the first weights, and is not what this is about.
+@pytest.mark.filterwarnings("ignore:.*found no place:UserWarning")
 @pytest.mark.parametrize("balance", ["loss", "bias"])
 def test_a_resumed_run_has_the_same_bits(tmp_path, balance):
     text = tmp_path / "a.txt"

@@ -78,8 +78,8 @@ struct Decoder {
 // Keys and values of one sequence, and the activations of a step. One call at a time.
 class DecoderSession {
  public:
-  // Tokens that go through the layers together.
-  static constexpr int64_t kChunk = 64;
+  // Tokens that go through the layers together, and those that attend together.
+  static constexpr int64_t kChunk = 128, kAttended = 64;
 
   // Throws std::bad_alloc.
   DecoderSession(const Decoder& decoder, const KvRules& rules);
@@ -98,7 +98,8 @@ class DecoderSession {
   void embed(const int32_t* ids, int64_t count, int64_t position);
   void chunk(const int32_t* ids, int64_t count, int64_t position, int num_threads);
   void norm_heads(const DecoderLayer& layer, int64_t count);
-  void attend(int64_t layer, int64_t count, int64_t position, int num_threads);
+  // Tokens `first` and on of a chunk.
+  void attend(int64_t layer, int64_t first, int64_t count, int64_t position, int num_threads);
   void logits_of(int64_t first, int64_t count, float* logits, int num_threads);
   // `count` vectors of n floats; y may be x.
   void norm(const DecoderNorm& norm, const float* x, int64_t count, int64_t n, float* y) const;

@@ -95,7 +95,7 @@ struct EncoderKernels {
 // The int8 products of a tile: quantise it once, then any number of weights of the same activation bits. A weight in
 // the form of images takes [column][64 tokens] in natural order, columns 64 bytes apart (conv_net.hpp).
 struct EncoderInt8Kernels {
-  void (*quantise)(const Int8View&, const float* in, uint8_t* bytes, float* token_scales);
+  void (*quantise)(const Int8View&, const float* in, uint8_t* bytes, float* token_scales, int64_t tokens);
   void (*linear)(const Int8View&, int64_t part, const uint8_t* bytes, const float* token_scales, float* out,
                  const float* bias, Activation, int64_t tokens);
   void (*attend)(const AttentionCall&, void* scratch);  // null: fp32 is as fast

@@ -30,7 +30,7 @@ struct PanelLinear {
 
  protected:
   // What all row tiles need of the input, into the scratch.
-  virtual void prepare(const float* in, void* scratch) const = 0;
+  virtual void prepare(const float* in, int64_t tokens, void* scratch) const = 0;
   virtual int64_t num_parts() const = 0;
   virtual void run_part(int64_t part, const float* in, float* out, Activation activation, int64_t tokens,
                         const void* scratch) const = 0;
@@ -39,6 +39,10 @@ struct PanelLinear {
 // `int8` is null for fp32, and `bias` may be. May throw std::bad_alloc.
 std::unique_ptr<PanelLinear> pack_panel_linear(const KeptWeight& weight, const float* bias, Isa isa,
                                                const Int8Options* int8);
+// In int8, zeros multiplied like the others (dense/gemm.hpp).
+std::unique_ptr<PanelLinear> pack_dense_linear(const KeptWeight& weight, const float* bias, Isa isa);
+// In int8, four weights of a window a step (int8_window.hpp).
+std::unique_ptr<PanelLinear> pack_window_linear(const KeptWeight& weight, const float* bias, Isa isa);
 
 struct NormWeights {
   std::vector<float> gain, shift;

@@ -22,7 +22,7 @@ namespace gossamer {
 constexpr int64_t kIntStep = 64;      // columns of a step
 constexpr int64_t kIntHalf = 32;      // the fewest columns that have a scale of their own
 constexpr int64_t kIntTokens = 16;    // tokens that are multiplied side by side
-constexpr int64_t kIntPass = 64;      // tokens that share one unpacking of the weights
+constexpr int64_t kIntPass = 128;     // tokens that share one unpacking of the weights
 constexpr int64_t kIntRowUnit = 16;   // rows whose values start at a known place
 
 // int8 values of a step follow those of the step before. int4: steps 2p and 2p + 1 of a row share their bytes,
@@ -48,12 +48,12 @@ static inline int64_t scale_of_column(const FewIntView& view, int64_t column) {
   return view.has_halves ? column / kIntHalf : column / kIntStep / view.span;
 }
 
-// What a kernel needs besides: activations of a pass as bytes with the scales of their steps and sums of
-// their groups, 16 rows of weights unpacked, and numbers for every step of one row.
+// What a kernel needs besides: activations of a pass as bytes with scales, sums and starts of their groups, three units
+// of rows unpacked, and the numbers of all groups of two.
 static inline int64_t int_scale_stride(const FewIntView& view) { return (view.steps + 15) / 16 * 16; }
 static inline size_t few_int_scratch_bytes(const FewIntView& view) {
   const int64_t steps = int_scale_stride(view) + 16;  // no scratch at all would look like no memory
-  return static_cast<size_t>(steps * ((kIntPass + kIntRowUnit) * kIntStep + (3 * kIntPass + 4 * kIntTokens) * 4));
+  return static_cast<size_t>(steps * ((kIntPass + 3 * kIntRowUnit) * kIntStep + 2 * (3 * kIntPass + 4 * kIntRowUnit) * 4 + 4));
 }
 
 // y[all tokens, first_row..last_row) = act(x W^T + bias). Allocates and throws nothing. `scratch` is

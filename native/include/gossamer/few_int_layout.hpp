@@ -40,9 +40,8 @@ struct OffsetWeight {
 
 FewIntLayout pack_offset_layout(const OffsetWeight& weight);
 
-// The kernel for an instruction set: AVX-512 with VNNI, AVX2, or the reference. Offsets have no
-// AVX-512 kernel of their own: AVX2 runs there, too.
-FewIntKernel few_int_kernel(Isa isa, bool has_offsets = false);
+// The kernel for an instruction set: AVX-512 with VNNI, AVX2, or the reference.
+FewIntKernel few_int_kernel(Isa isa);
 
 std::unique_ptr<PackedWeight> pack_few_int_weight(const KeptWeight& weight, bool is_int4, int64_t scale_group,
                                                   FewIntKernel kernel);

@@ -101,7 +101,7 @@ void from_panel(const float* panel, int64_t tokens, int64_t features, float* y, 
 }
 
 // [column][token], in natural order.
-void quantise(const Int8View& view, const float* in, uint8_t* bytes, float* token_scales) {
+void quantise(const Int8View& view, const float* in, uint8_t* bytes, float* token_scales, int64_t) {
   for (int64_t t = 0; t < W; ++t) {
     uint32_t largest = 0;
     for (int64_t k = 0; k < view.columns; ++k) largest = std::max(largest, largest_of(in + k * W + t, 1));

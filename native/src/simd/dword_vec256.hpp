@@ -16,6 +16,7 @@ struct DwordVec256 {
   static Int loadu(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, Int v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
   static void store(float* p, Float v) { _mm256_store_ps(p, v); }
+  static Float load_floats(const float* p) { return _mm256_load_ps(p); }
   static Int broadcast(int32_t v) { return _mm256_set1_epi32(v); }
   static Float broadcast(float v) { return _mm256_set1_ps(v); }
   static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }

@@ -16,6 +16,7 @@ struct DwordVec512 {
   static Int loadu(const void* p) { return _mm512_loadu_si512(p); }
   static void store(void* p, Int v) { _mm512_store_si512(p, v); }
   static void store(float* p, Float v) { _mm512_store_ps(p, v); }
+  static Float load_floats(const float* p) { return _mm512_load_ps(p); }
   static Int broadcast(int32_t v) { return _mm512_set1_epi32(v); }
   static Float broadcast(float v) { return _mm512_set1_ps(v); }
   static Int add(Int a, Int b) { return _mm512_add_epi32(a, b); }

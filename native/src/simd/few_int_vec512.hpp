@@ -11,6 +11,12 @@
 namespace gossamer {
 namespace {
 
+// Bytes that are asked for ahead: masks and values are read once, a row after the other.
+constexpr int64_t kAhead = 2048;
+__attribute__((always_inline)) inline void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p) + kAhead, _MM_HINT_T0);
+}
+
 // 16 floats, zeros behind the last of `count`.
 inline __m512 load_some(const float* x, int64_t count) {
   if (count >= 16) return _mm512_loadu_ps(x);
@@ -137,19 +143,33 @@ __attribute__((always_inline)) inline void next_two(const uint8_t*& values, cons
   w[1] = _mm512_and_si512(_mm512_srli_epi16(second, 4), low);
 }
 
-// The int4 scales of 16 steps of a row.
-inline __m512 step_scales(const FewIntView& view, int64_t row, int64_t step) {
-  const uint16_t* scales = view.scales + row * view.scales_of_row;
-  const int64_t left = view.steps - step;
-  __m256i halves;
-  if (view.span == 1) {
-    halves = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1), scales + step);
-  } else {
-    alignas(32) uint16_t some[16] = {};
-    for (int64_t i = 0; i < (left < 16 ? left : 16); ++i) some[i] = scales[(step + i) / view.span];
-    halves = _mm256_load_si256(reinterpret_cast<const __m256i*>(some));
+// Which scale each part of a row has: with few kept weights several parts share one.
+struct PartGroups {
+  int64_t parts, span;
+  uint16_t* groups;  // [parts, rounded up to 16]; not needed where span is 1
+
+  PartGroups(const FewIntView& view, int64_t count, void* memory)
+      : parts(count), span(view.span), groups(static_cast<uint16_t*>(memory)) {
+    if (span == 1) return;
+    for (int64_t p = 0; p < (parts + 15) / 16 * 16; ++p) groups[p] = static_cast<uint16_t>((p < parts ? p : parts - 1) / span);
   }
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+};
+
+// The int4 scales or offsets of 16 parts of a row, bf16 or with offsets fp16.
+template <bool kFp16>
+inline __m512 part_numbers(const FewIntView& view, const uint16_t* numbers, int64_t row, int64_t part, const PartGroups& of) {
+  const uint16_t* of_row = numbers + row * view.scales_of_row;
+  const int64_t left = of.parts - part;
+  __m256i halves;
+  if (of.span == 1) {
+    halves = _mm256_maskz_loadu_epi16(static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1), of_row + part);
+  } else {
+    // 16 parts have no more than 16 groups, from that of the first on; numbers have spare ones behind them.
+    const uint16_t first = of.groups[part];
+    const __m256i at = _mm256_sub_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(of.groups + part)), _mm256_set1_epi16(static_cast<int16_t>(first)));
+    halves = _mm256_permutexvar_epi16(at, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(of_row + first)));
+  }
+  return kFp16 ? _mm512_cvtph_ps(halves) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
 // The sums of 16 vectors in the lanes of one.

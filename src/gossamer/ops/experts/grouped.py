@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`y = x W_e^T + b_e` for tokens that are sorted by expert, with dense weights.
 
-One native call for all experts where that is faster (`few_tokens`), else one product of torch per
-expert that has tokens, written into its rows of one result. The gradient of a weight is the latter
-always. Experts without tokens cost nothing: not even the zeros of their gradient are written
-(`idle_memory`). `torch.nn.functional.grouped_mm` has no bias, and needs its gradients contiguous.
+One native call for all experts where that is faster (`native_products`), else one product of torch
+per expert that has tokens, written into its rows of one result. Experts without tokens cost
+nothing: not even the zeros of their gradient are written (`gradients`).
+`torch.nn.functional.grouped_mm` has no bias, and needs its gradients contiguous.
 
 Legend: S tokens sorted by expert, E experts, O outputs and K inputs of one expert, R = E O rows.
 """
@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from gossamer.errors import InputError
-from gossamer.ops.experts import few_tokens
-from gossamer.ops.experts.idle_memory import zeros_like
+from gossamer.ops.experts import native_products
+from gossamer.ops.experts.gradients import new_gradient
 
 Part = tuple[slice, slice]
 
@@ -77,8 +77,8 @@ class _Grouped(torch.autograd.Function):
         ctx.save_for_backward(x_SK, weight_RK)
         ctx.counts, ctx.has_bias = counts, bias_R is not None
         rows = len(weight_RK) // len(counts)
-        if few_tokens.is_faster(x_SK, weight_RK, counts):
-            return few_tokens.product(x_SK, weight_RK, bias_R, counts)
+        if native_products.is_faster(x_SK, weight_RK, counts):
+            return native_products.product(x_SK, weight_RK, bias_R, counts)
         y_SO = x_SK.new_empty(len(x_SK), rows)
         for _, (tokens, own) in own_rows(counts, rows):
             if bias_R is None:
@@ -94,21 +94,21 @@ class _Grouped(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         # A gradient that is one number seen many times, as that of a sum, is no matrix yet.
         grad_SO, rows = grad_SO.contiguous(), len(weight_RK) // len(ctx.counts)
-        natively = few_tokens.is_faster(grad_SO, weight_RK, ctx.counts)
+        natively = native_products.is_faster(grad_SO, weight_RK, ctx.counts)
+        # Sums in bfloat16 are torch's, of wide numbers where its product of narrow ones is slow.
+        widens = natively and weight_RK.dtype == torch.bfloat16
+        writes = natively and not widens and native_products.can_run(x_SK)
         dx = None
         if needs_x and natively:
-            dx = few_tokens.input_gradient(grad_SO, weight_RK, ctx.counts)
+            dx = native_products.input_gradient(grad_SO, weight_RK, ctx.counts)
         elif needs_x:
             dx = torch.empty_like(x_SK)
-        dweight = None
-        if needs_weight and all(ctx.counts):
-            dweight = torch.empty_like(weight_RK, memory_format=torch.contiguous_format)
-        elif needs_weight:
-            dweight = zeros_like(weight_RK)
-        # torch's product of bfloat16 is slow where that of few_tokens is not.
-        widens = natively and weight_RK.dtype == torch.bfloat16
-        wide_g, wide_x = (grad_SO.float(), x_SK.float()) if widens else (grad_SO, x_SK)
+        dweight = new_gradient(weight_RK, ctx.counts) if needs_weight else None
         dbias = grad_SO.new_zeros(len(weight_RK)) if ctx.has_bias else None
+        if writes and dweight is not None:
+            native_products.weight_gradient(grad_SO, x_SK, dweight, dbias, ctx.counts)
+            return dx, dweight, dbias, None
+        wide_g, wide_x = (grad_SO.float(), x_SK.float()) if widens else (grad_SO, x_SK)
         for _, (tokens, own) in own_rows(ctx.counts, rows):
             if dx is not None and not natively:
                 torch.mm(grad_SO[tokens], weight_RK[own], out=dx[tokens])

@@ -61,7 +61,7 @@ class Routes:
     def gather(self, x_TD: torch.Tensor) -> torch.Tensor:
         """The tokens of all pairs, [S, D]."""
         if self.num_tokens == 1:
-            return x_TD.expand(len(self.tokens), -1)
+            return x_TD.expand(len(self.tokens), -1).contiguous()
         return x_TD.index_select(0, self.tokens)
 
     def weights(self, weights_Tk: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 ZEN5: Final = "AMD EPYC (Zen 5, AVX-512), one thread, torch 2.13.0"
 # How `making.kernel_set` calls that machine.
-_SET: Final = "avx512, AVX512, AMD EPYC, torch 2.13.0"
+_SET: Final = "avx512, AVX512, AMD EPYC model 2, torch 2.13.0"
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,11 @@ ENTRIES: Final[tuple[Entry, ...]] = (
         overrides=("steps=600", "stages.0.train.compaction=jit"),
         data="zoo:images",
         score="accuracy",
-        reached=0.0,
+        reached=0.994,
         tolerance=0.02,
-        weight_bytes=0,
-        minutes=0.3,
+        weight_bytes=193_420,
+        minutes=0.7,
+        digests={_SET: "5819571f046ac9b4872268a545714333503cd863293cd53d2ac356bbc4fe4b7d"},
     ),
     Entry(
         name="minilm-magnitude-50",
@@ -74,10 +75,12 @@ ENTRIES: Final[tuple[Entry, ...]] = (
         model="minilm",
         data="sentences:192",
         score="agreement with the dense model",
-        reached=0.0,
+        dense=1.0,
+        reached=0.8485,
         tolerance=0.02,
-        weight_bytes=0,
-        minutes=0.5,
+        weight_bytes=70_685_816,
+        minutes=2.2,
+        digests={_SET: "c5e2ac6c93964e8f2b4af324926bb537cbafd51c650f6f4afa2ae98b2c861880"},
     ),
     Entry(
         name="minilm-sparsegpt-2of4",
