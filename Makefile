@@ -44,7 +44,7 @@ test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
 
 # Every kernel against a float64 oracle, without Python: what this CPU can run under AddressSanitizer
-# and UBSan, and the AVX-512 source emulated by SIMDe where that is installed.
+# and UBSan, the AVX-512 source emulated by SIMDe, the plain kernels on an emulated ARM, where these are installed.
 native-test: setup
 	$(BIN)/python -m pytest -q -m slow tests/native
 

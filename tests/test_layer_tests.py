@@ -18,7 +18,6 @@ CLASSES = {
 }
 QUESTIONS = {"form_of", "kind_of", "kind_name"}
 ALLOWED = {
-    "cli/quickstart/output.py": 1,
     "io/artifact/inventory.py": 1,
     "io/artifact/reader.py": 3,
     "planner/model_tracing.py": 1,

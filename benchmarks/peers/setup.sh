@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Makes the environment of one peer: benchmarks/peers/setup.sh NAME DIR
-# NAME is one of deepsparse, fbgemm, graph, llamacpp, llmcompressor, onnxruntime, openvino, scipy, sparseprop,
-# xllamacpp; the environment is DIR/NAME.
+# NAME is one of deepsparse, fbgemm, graph, llamacpp, llmcompressor, onnxruntime, openvino, scipy,
+# sentence-transformers, sparseprop, xllamacpp; the environment is DIR/NAME.
 # Packages come from wherever pip is configured to find them. DeepSparse has a licence of its own
 # ("Neural Magic DeepSparse Community License") and needs Python below 3.12.
 set -eu
 if [ $# -ne 2 ]; then
-  echo "usage: $0 deepsparse|fbgemm|graph|llamacpp|llmcompressor|onnxruntime|openvino|scipy|sparseprop|xllamacpp DIR" >&2
+  echo "usage: $0 deepsparse|fbgemm|graph|llamacpp|llmcompressor|onnxruntime|openvino|scipy|sentence-transformers|sparseprop|xllamacpp DIR" >&2
   exit 2
 fi
 name=$1
@@ -27,6 +27,8 @@ case $name in
   graph) packages="torch_geometric==2.8.1 dgl==1.1.3 torchdata==0.9.0" ;;
   onnxruntime) packages="onnxruntime onnx" ;;
   openvino) packages="openvino nncf onnx" ;;
+  # Its backends onnx and openvino need optimum, which holds transformers back.
+  sentence-transformers) packages="sentence-transformers optimum-intel optimum-onnx onnxruntime openvino nncf" ;;
   scipy) packages="scipy" ;;
   # Its build looks for pybind11 in the environment itself; torch is the project's version.
   sparseprop) packages="torch numpy scipy setuptools wheel pybind11" ;;
@@ -47,6 +49,10 @@ elif [ "$name" = llamacpp ]; then
 elif [ "$name" = fbgemm ]; then
   pip install --quiet torch==2.13.0 numpy
   pip install --quiet $packages
+elif [ "$name" = sentence-transformers ]; then
+  pip install --quiet torch==2.13.0
+  # shellcheck disable=SC2086
+  pip install --quiet torch==2.13.0 $packages
 elif [ "$name" = graph ]; then
   pip install --quiet -c "$constraints" torch numpy scipy networkx psutil tqdm fsspec jinja2 pyyaml pydantic
   pip install --quiet -c "$constraints" aiohttp xxhash pyparsing requests packaging

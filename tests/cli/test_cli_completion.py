@@ -20,7 +20,15 @@ def test_the_script_is_one_of_that_shell(gossamer_cli, tmp_path, shell):
         pytest.skip(f"{shell} is not installed")
     script = tmp_path / "script"
     script.write_text(ran.out)
-    subprocess.run([shell, "-n", script], check=True)
+    # zsh's own comes with compinit, as in the files of its users.
+    ready = "autoload -Uz compinit; compinit -u -D; " if shell == "zsh" else ""
+    shown = {"bash": "complete -p gossamer", "zsh": "print $_comps[gossamer]"}
+    asked = shown.get(shell, "complete -c gossamer")
+    ran = subprocess.run(
+        [shell, "-c", f"{ready}source {script}; {asked}"], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "gossamer" in ran.stdout
 
 
 @pytest.mark.parametrize(

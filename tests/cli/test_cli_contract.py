@@ -76,6 +76,22 @@ def test_tables_go_to_stdout_and_progress_to_stderr(name, artifact, tmp_path, go
     assert "\x1b[" not in ran.out + ran.err
 
 
+@pytest.mark.parametrize("name", ["bench linear", "explain"])
+def test_verbose_tells_kernels_memory_and_fallbacks_on_stderr(
+    name, artifact, tmp_path, gossamer_cli
+):
+    words = invocations(artifact, tmp_path)[name]
+    ran = gossamer_cli(*words, "--json", "-v")
+    assert ran.code == 0, ran.err
+    assert ran.document["command"] == name
+    assert re.search(r"\[[\d.]+ s, at most \d+ MiB of memory\]", ran.err)
+    assert re.search(r"\[kernels \w+, \d+ threads, torch ", ran.err)
+    assert "dense" in ran.err
+    both = gossamer_cli(*words, "-q", "-v")
+    assert both.code == 2
+    assert "-q and -v contradict each other" in both.err
+
+
 def test_what_libraries_print_does_not_reach_stdout_under_json(capsys):
     out = Output("probe", json=True)
     with out.guard_stdout():

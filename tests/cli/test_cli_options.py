@@ -5,7 +5,7 @@ import click
 
 from gossamer.cli.main import COMMANDS, cli
 
-COMMON = ["--debug", "--help", "--json", "--quiet", "-q"]
+COMMON = ["--debug", "--help", "--json", "--quiet", "--verbose", "-q", "-v"]
 TEXT = [
     *("MODEL", "--context", "--dtype", "--head-dtype", "--max-tokens", "--seed", "--temperature"),
     *("--special-tokens", "--threads", "--top-k", "--top-p", "--attention", "--kv"),
@@ -49,11 +49,13 @@ GOLDEN = {
             "MODEL",
             "--allow-host",
             "--api-key",
+            "--compare",
             "--host",
             "--max-batch-tokens",
             "--max-queue",
             "--pooling",
             "--port",
+            "--sentences",
         ),
         *("--precision", "--prompt", "--threads", "--timeout", "--attention", "--context", "--kv"),
     ],

@@ -12,7 +12,8 @@ import gossamer
 from gossamer.cli.models import DEMO_MODELS
 from gossamer.cli.quickstart import tiny as quickstart_tiny
 from gossamer.cli.quickstart.minilm import make_sentences
-from gossamer.cli.quickstart.output import dense_int8, int8_bytes
+from gossamer.cli.quickstart.output import dense_int8
+from gossamer.cli.quickstart.where import ZerosPay
 from gossamer.runs.calibration import agreement, average_ranks
 from gossamer.zoo import MLP
 
@@ -67,9 +68,17 @@ def test_tiny_end_to_end(gossamer_cli, tmp_path, monkeypatch):
     assert figures["bytes on disk"]["gains"][1] > 5
     state = document["training_state_bytes"]
     assert state["compact"] < state["dense"] / 6
+    (int8,) = [each["values"][2] for each in document["comparison"]["figures"][:1]]
+    assert int8 > dense - 0.02
+    size = figures["bytes on disk"]["values"]
+    assert size[1] < size[2] < size[0] / 3.5
+    assert (folder / "dense-int8" / "manifest.json").exists()
+    pays = document["where_zeros_pay"]
+    assert list(pays["sparse_us"]) == ["0.5", "0.7", "0.8", "0.9", "0.95"]
+    assert min(pays["dense_us"], pays["int8_us"], *pays["sparse_us"].values()) > 0
     assert ["Saved and loaded it.", "same outputs, bit for bit"] in document["steps"]
     assert {path.name for path in folder.iterdir()} == {
-        *("dense", "model", "report.html", "report.json"),
+        *("dense", "dense-int8", "model", "report.html", "report.json"),
     }
     assert document["report"] == str(folder / "report.html")
     saved = json.loads((folder / "report.json").read_text())
@@ -95,6 +104,7 @@ def test_prints_one_table_and_the_report_path(gossamer_cli, tmp_path, short):
     ):
         assert text in ran.out
     assert "Training state:" in ran.out
+    assert "Where zeros pay: a layer of 768x768 with 128 rows is faster than dense" in ran.out
     assert "gossamer explain" in ran.out
     assert ran.out.replace("\n", "").endswith("report.html")
     html = (folder / "report.html").read_text()
@@ -161,10 +171,10 @@ def test_minilm_end_to_end(gossamer_cli, tmp_path, monkeypatch):
     assert 0.3 < score["values"][1] < 0.95
     assert size["gains"][1] > 1.4
     assert [figure["name"] for figure in times] == ["ms, 1 x 128 tokens", "ms, 8 x 128 tokens"]
-    found = {point["candidate"]: point for point in document["shrink"]["points"]}
-    assert found["dense"]["quality"] == pytest.approx(1.0)
-    assert found["dense-int8"]["quality"] > document["agreement_of_word_embeddings"] + 0.1
-    assert found["dense-int8"]["size"] < found["dense"]["size"] / 3.5
+    int8 = score["values"][2]
+    assert int8 > document["agreement_of_word_embeddings"] + 0.1
+    assert size["values"][2] < size["values"][0] / 3.5
+    assert document["where_zeros_pay"]["shape"] == [1536, 384]
     assert any("not accuracy" in note for note in document["notes"])
     assert "accuracy (" not in (folder / "report.html").read_text()
     packed = [row["density"] for row in document["layers"] if row["kind"] == "PackedLinear"]
@@ -203,17 +213,40 @@ def test_sentences_are_distinct_and_follow_the_generator():
         make_sentences(0, torch.Generator())
 
 
-def test_int8_rival_is_close_to_dense_and_counted_in_bytes():
+def test_int8_rival_is_close_to_dense_and_a_file_of_its_own(tmp_path):
     torch.manual_seed(0)
     model = MLP((16, 32, 4)).eval()
-    rival = dense_int8(model)
+    rival = dense_int8(model, tmp_path / "int8", (5,))
     x = torch.randn(5, 16)
     with torch.inference_mode():
         assert torch.allclose(rival(x), model(x), atol=0.05)
-    weights, biases = 16 * 32 + 32 * 4, 32 + 4
-    assert int8_bytes(model) == weights + 4 * biases + 4 * (32 + 4)
+        assert not torch.equal(rival(x), model(x))
+    saved = gossamer.load(tmp_path / "int8")
+    weight = saved.layers[0].weight
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    assert torch.allclose((weight / scale).round() * scale, weight, atol=1e-6)
 
 
-def test_no_int8_rival_where_torch_has_none(monkeypatch):
-    monkeypatch.delattr(torch.ao.quantization, "quantize_dynamic")
-    assert dense_int8(MLP((4, 4, 4))) is None
+@pytest.mark.parametrize(
+    ("sparse_us", "said"),
+    [
+        (
+            {0.5: 9.0, 0.8: 4.0, 0.9: 2.0},
+            "fp32 from 50% zeros on, than dense int8 from 90% zeros on.",
+        ),
+        (
+            {0.5: 11.0, 0.8: 9.0, 0.9: 5.0},
+            "fp32 from 80% zeros on, than dense int8 with none of 50%,",
+        ),
+        (
+            {0.5: 9.0, 0.8: 12.0, 0.9: 2.0},
+            "fp32 from 90% zeros on, than dense int8 from 90% zeros on.",
+        ),
+    ],
+)
+def test_where_zeros_pay_is_said_of_what_was_measured(sparse_us, said):
+    pays = ZerosPay((768, 768), 128, 10.0, 3.0, sparse_us)
+    assert said in pays.sentence()
+    rows = pays.table().rows
+    assert rows[1] == ("dense int8", "3", "3.33x", "1.00x")
+    assert [row[0] for row in rows[2:]] == ["50% zeros", "80% zeros", "90% zeros"]

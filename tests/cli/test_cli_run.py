@@ -176,7 +176,7 @@ def test_who_may_ask(encoder, gossamer_cli, monkeypatch, options, variable, expe
     found = []
     monkeypatch.setattr(
         "gossamer.running.server.build_app",
-        lambda service, limits, access: found.append(access),
+        lambda service, limits, access, beside: found.append(access),
     )
     monkeypatch.setattr("gossamer.running.server.run_server", lambda *_: None)
     monkeypatch.delenv("GOSSAMER_API_KEY", raising=False)
@@ -195,6 +195,46 @@ def test_a_key_that_cannot_be_sent_is_told_before_the_model_is_loaded(encoder, g
     assert ran.code == 2
     assert "api_key: expected" in ran.err
     assert "not one" not in ran.err
+
+
+def test_two_models_behind_one_port(encoder, tmp_path, gossamer_cli, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        "gossamer.running.server.build_app",
+        lambda service, limits, access, beside: found.append((service, beside)),
+    )
+    monkeypatch.setattr("gossamer.running.server.run_server", lambda *args: args[3]())
+    model = load(encoder)
+    gossamer.sparsify(model, sparsity=0.5)
+    gossamer.save(model, tmp_path / "small", beside=read_beside(encoder))
+    ran = gossamer_cli(
+        *("run", "serve", tmp_path / "small", "--compare", encoder, "--port", "0"),
+        *("--sentences", text_file(tmp_path, ".tsv")),
+    )
+    assert ran.code == 0, ran.err
+    ((service, beside),) = found
+    assert (service.name, beside.dense.name) == ("small", encoder.name)
+    assert list(beside.texts) == TEXTS
+    assert 0 < beside.sizes[1] < beside.sizes[0]
+    assert re.search(r"serving small on http://\S+/compare", ran.err)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--compare", "nowhere"], 3, "no such file"),
+        (["--sentences", "texts.txt"], 2, "give that, too"),
+        (["--compare", "ENCODER", "--sentences", "texts.xls"], 2, "there is no such file"),
+    ],
+)
+def test_mistakes_about_what_is_compared(encoder, gossamer_cli, monkeypatch, options, code, text):
+    monkeypatch.setattr(
+        "gossamer.running.server.make_service", lambda *_, **__: pytest.fail("loaded")
+    )
+    options = [encoder if each == "ENCODER" else each for each in options]
+    ran = gossamer_cli("run", "serve", encoder, "--port", "0", *options, "-q")
+    assert ran.code == code, ran.err
+    assert text in ran.err
 
 
 class Served:

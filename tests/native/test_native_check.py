@@ -16,19 +16,20 @@ BUILD = ROOT / "native" / "tests" / "build_check.sh"
 CXX = os.environ.get("CXX", "g++")
 
 
-def _can_build(source: str, *flags: str) -> bool:
+def _can_build(source: str, *flags: str, cxx: str = CXX) -> bool:
     """Whether the compiler is there and builds `source` with `flags`."""
-    if shutil.which(CXX) is None:
+    if shutil.which(cxx) is None:
         return False
-    command = [CXX, "-x", "c++", "-", *flags, "-o", os.devnull]
+    command = [cxx, "-x", "c++", "-", *flags, "-o", os.devnull]
     return subprocess.run(command, input=source.encode(), capture_output=True).returncode == 0
 
 
-def _check(mode: str, where: Path) -> list[str]:
+def _check(mode: str, where: Path, cxx: str = CXX, runner: tuple[str, ...] = ()) -> list[str]:
     """The lines check_kernels prints, built in `mode`; fails with its output."""
-    built = subprocess.run([BUILD, mode, where], capture_output=True, text=True)
+    env = {**os.environ, "CXX": cxx}
+    built = subprocess.run([BUILD, mode, where], capture_output=True, text=True, env=env)
     assert built.returncode == 0, built.stderr
-    ran = subprocess.run([where / "check_kernels"], capture_output=True, text=True)
+    ran = subprocess.run([*runner, where / "check_kernels"], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout.splitlines()
 
@@ -62,4 +63,20 @@ int main() {}
 def test_avx512_source_agrees_with_float64_on_any_x86(tmp_path):
     lines = _check("simde", tmp_path)
     assert any(" avx512 " in line for line in lines)
+    assert lines[-1] == "check_kernels: ok"
+
+
+ARM, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(
+    not _can_build("int main() {}", "-fopenmp", "-static", cxx=ARM) or not shutil.which(EMULATOR),
+    reason=f"needs {ARM} and {EMULATOR} (Debian: g++-aarch64-linux-gnu, qemu-user)",
+)
+def test_kernels_agree_with_float64_on_an_emulated_arm(tmp_path):
+    lines = _check("static", tmp_path, ARM, (EMULATOR,))
+    assert any(" reference " in line for line in lines)
+    assert not any(" avx" in line for line in lines)
     assert lines[-1] == "check_kernels: ok"

@@ -10,7 +10,7 @@ from report_samples import HOSTILE, page, row
 from gossamer.report import write_html
 from gossamer.report.charts import Curve
 from gossamer.report.charts.layer_charts import curve_chart, sparsity_chart, time_chart
-from gossamer.report.charts.shapes import shorten
+from gossamer.report.charts.screens import shorten
 from gossamer.report.page import MAX_LAYERS, render_html
 
 LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
@@ -55,7 +55,7 @@ def test_everything_on_the_page_is_there():
         *("title encoder.layer", "lead encoder.layer", "0.970", "4.0 KiB", "1.0 KiB", "4.00x"),
         *("5.00x", "0.50x", "-0.020", "not measured", "note one encoder.layer", "note two"),
         *("table encoder.layer", "note encoder.layer", "curve encoder.layer", "Zeros per layer"),
-        *("Microseconds per layer, 1 token", "Microseconds per layer, 128 tokens", "stays dense"),
+        *("Microseconds of each layer alone, 1 token", "stays dense"),
         *("encoder.layer.2", "64x32", "90.0 %", "step encoder.layer", "outcome encoder.layer"),
         *("cpu encoder.layer", "dense int8", "4.00x dense", "smaller (bytes on disk)"),
         *("slower (ms, batch 1)", "faster (ms, batch 128)"),

@@ -34,14 +34,19 @@ class Reply:
         return [json.loads(line) for line in lines[:-1]]
 
 
-def call(url, path, body=None, *, raw=None, content_type="application/json", timeout=SECONDS):
+def call(
+    url, path, body=None, *, raw=None, content_type="application/json", timeout=SECONDS, key=None
+):
     """One request on a connection of its own; GET without a body."""
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=timeout)
     try:
         sent = raw if body is None else json.dumps(body).encode()
         method = "GET" if sent is None else "POST"
-        connection.request(method, path, sent, {"Content-Type": content_type})
+        headers = {"Content-Type": content_type}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        connection.request(method, path, sent, headers)
         response = connection.getresponse()
         return Reply(response.status, dict(response.getheaders()), response.read())
     finally:

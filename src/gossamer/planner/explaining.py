@@ -12,7 +12,7 @@ from gossamer.planner.candidates import PlannedLayout
 from gossamer.planner.planning import ClusterPlan, StatePlan
 from gossamer.report import Comparison, Figure, Page
 from gossamer.report.charts import Chart, bar_rows
-from gossamer.report.charts.shapes import Plot
+from gossamer.report.charts.plot import Plot
 from gossamer.report.charts.timeline import timeline_chart
 from gossamer.report.page import TextTable
 
@@ -35,10 +35,7 @@ def scaling_chart(title: str, curves: Mapping[str, Sequence[tuple[int, float]]])
     }
     xs, ys = zip(*(point for curve in logs.values() for point in curve), strict=True)
     plot = Plot(title, 360.0, tuple(hues.items()), x=(min(xs), max(xs)), y=(min(ys), max(ys)))
-    for x in sorted(set(xs)):
-        plot.label_x(x, f"{2**x:.0f}")
-    for y in plot.y:
-        plot.label_y(y, f"{2**y:.3g} s")
+    plot.axes(("ranks", ""), (lambda x: f"{2**x:.0f}", lambda y: f"{2**y:.3g} s"))
     for name, curve in curves.items():
         plot.line(logs[name], hues[name])
         for place, (ranks, seconds) in zip(logs[name], curve, strict=True):

@@ -132,7 +132,6 @@ def render_html(page: Page) -> str:
         curves=[curve_chart(curve) for curve in page.curves],
         layers=layers,
         hidden_layers=len(once) - len(shown),
-        width=WIDTH,
     )
 
 
@@ -145,7 +144,7 @@ def write_html(page: Page, path: Path) -> Path:
 
 def render_svg(chart: Chart) -> str:
     """One chart as an SVG file of its own."""
-    return _template("chart.svg.j2").render(chart=chart, width=WIDTH)
+    return _template("chart.svg.j2").render(chart=chart)
 
 
 def render_charts(charts: Sequence[Chart]) -> str:

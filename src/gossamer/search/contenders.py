@@ -190,4 +190,5 @@ def _point(
     name: str, precision: str, work: Workload, dense: Point, quality: float, ms: float
 ) -> Point:
     lost, size = work.choosing.lost(dense.quality, quality), counted_bytes(work.model, precision)
-    return Point(name, precision, quality, lost, ms, dense.ms / ms, size, is_ours=False)
+    in_torch = dense.ms * dense.speedup
+    return Point(name, precision, quality, lost, ms, in_torch / ms, size, is_ours=False)

@@ -139,6 +139,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         return Deadline(seconds, on_tick=clocks.look)
 
     first = workshop.try_out(dense(), deadline(math.inf))
+    workshop.torch_ms = first.points[0].ms * first.points[0].speedup
     others, not_asked = ask_others(contenders, work, first.points[0], budget, overhead)
     forecasting = Forecasting(work, tuple(masks), folder, budget, deadline)
     search = Search(work, limits, forecasting, tuple(masks), tuple(rates))

@@ -45,8 +45,8 @@ class Point:
         precision: of its kernels.
         quality: on the data that choices are made by.
         lost: of the dense model's quality, as a fraction.
-        ms: of the timed call.
-        speedup: over the dense fp32 model, measured in turn with it.
+        ms: of the timed call: that of the dense model in torch, over `speedup`.
+        speedup: over the dense model in torch, measured in turn with it.
         size: bytes of its tensor files.
         doubt: what else a busy machine did while it was timed; empty if it was quiet.
         is_ours: whether there is an artifact to take; otherwise it is here to be compared with.
@@ -100,6 +100,7 @@ class Workshop:
         key: what the search is, for runs that go on.
         beside: tokenizer and the like, saved with every artifact.
         say: gets a line whenever training has looked at the model.
+        torch_ms: of the dense model in torch, which all times are told beside; None until known.
     """
 
     workload: Workload
@@ -108,6 +109,7 @@ class Workshop:
     key: dict[str, str]
     beside: dict[str, bytes] | None = None
     say: Callable[[str], None] = lambda text: None
+    torch_ms: float | None = None
 
     def path(self, candidate: str) -> Path:
         """Its artifact."""
@@ -191,9 +193,11 @@ class Workshop:
             calls = work.timed.call(work.model), work.timed.call(model)
             times = duel(*calls, budget_seconds=_TIMED_SECONDS)
         lost = work.choosing.lost(self.dense_quality, quality)
+        # One scale for all: minutes lie between two measurements, only turns compare.
+        ms = times.second_us / 1e3 if self.torch_ms is None else self.torch_ms / times.ratio
         return Point(
             candidate.name, precision, quality, lost if math.isfinite(lost) else math.inf,
-            times.second_us / 1e3, times.ratio, tensor_bytes(path), doubt=times.doubt,
+            ms, times.ratio, tensor_bytes(path), doubt=times.doubt,
         )  # fmt: skip
 
 

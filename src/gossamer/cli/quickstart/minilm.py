@@ -6,6 +6,7 @@ Legend: N sentences, D width, B batch, T tokens.
 """
 
 import copy
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from torch import nn
 
 from gossamer.cli.models import demo_path
 from gossamer.cli.quickstart.output import (
+    INT8_FOLDER,
     MODEL_FOLDER,
     NOTE,
     Story,
     compare,
     compile_afresh,
+    dense_int8,
     sparse_layers_text,
 )
+from gossamer.cli.quickstart.where import ZerosPay, try_zeros
 from gossamer.cli.shell import Output
 from gossamer.data.files import Texts
 from gossamer.data.token_ids import sentences
@@ -29,13 +33,10 @@ from gossamer.io import load, load_pretrained, read_beside
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
 from gossamer.recipes import Calibration, prune_recipe
 from gossamer.report import Comparison, Page, Report
-from gossamer.report.page import TextTable
 from gossamer.running.layers import explain
 from gossamer.runs import prune
 from gossamer.runs.calibration import agreement, calibration_batches, embed
-from gossamer.runs.sources import directory_bytes, tensor_bytes
-from gossamer.search import Mask, SearchLimits, ShrinkResult, shrink
-from gossamer.search.page import HEAD, front_chart, rows_of, verdict
+from gossamer.runs.sources import tensor_bytes
 
 # A topic per line: who; does; what.
 _TOPICS = """
@@ -83,15 +84,17 @@ _NUM_SENTENCES = 240
 _NUM_CALIBRATION = 256
 _LENGTH = 128
 _BATCHES = (1, 8)
-# The short form of shrink: what may be lost, what is tried, for how long.
-_MAX_LOSS = 0.1
-_MASKS = tuple(Mask("unstructured", sparsity) for sparsity in (0.7, 0.8))
-_BUDGET_MINUTES = 1.5
+# Of the layer that shows where zeros pay: the first of an MLP.
+_TRIED = (1536, 384)
 _ABOUT = 0.01
 _WARNING = (
     "Agreement is not accuracy: it says how alike the two models order pairs of sentences. The"
     " pruned model was calibrated on other sentences from the same templates; expect less on text"
     " that is not like your calibration data."
+)
+_SEARCH = (
+    "What to take for your data: gossamer shrink demo:minilm --data YOUR_FILE --max-loss 1% tries"
+    " dense int8, masks, recovery and slim models."
 )
 
 
@@ -123,48 +126,31 @@ def run_minilm(folder: Path, sparsity: float, out: Output) -> Story:
         report = prune(copy.deepcopy(dense), recipe, data=calibration, out=path)
         loaded = load(path)
     with out.stage("timing dense, pruned and dense int8"):
-        fast = compile_afresh(loaded, tuple(batch * _LENGTH for batch in _BATCHES))
+        tokens = tuple(batch * _LENGTH for batch in _BATCHES)
+        fast = compile_afresh(loaded, tokens)
+        rival = dense_int8(dense, folder / INT8_FOLDER, tokens)
         ids_BT = torch.randint(1000, 20000, (max(_BATCHES), _LENGTH), generator=generator)
         comparison = compare(
-            dense,
-            fast,
+            (dense, fast, rival),
             ("agreement with dense (rank correlation)", 1.0, agrees),
-            (tensor_bytes(directory), directory_bytes(path)),
+            (tensor_bytes(directory), tensor_bytes(path), tensor_bytes(folder / INT8_FOLDER)),
             {f"{batch} x {_LENGTH} tokens": ids_BT[:batch] for batch in _BATCHES},
-            (4.0, 2.0),
+            5.0,
         )
-    # Without parts to count: dense ones take seconds, and training what time is left.
-    with out.stage(f"gossamer shrink, its short form, {60 * _BUDGET_MINUTES:.0f} s at most"):
-        found = shrink(
-            dense,
-            Texts(Path("sentences"), "\n".join(texts), texts),
-            folder / "shrunk",
-            tokenizer=tokenizer,
-            max_loss=_MAX_LOSS,
-            masks=_MASKS,
-            budget_minutes=_BUDGET_MINUTES,
-        )
+    with out.stage("timing one layer with more and more zeros"):
+        zeros = try_zeros(_TRIED, _LENGTH)
     # A model without encoder: the mean of the word embeddings alone.
     words = dense.get_submodule("embeddings.word_embeddings")
     with torch.inference_mode():
         rows = [nn.functional.normalize(words(each).mean(0), dim=0) for each in ids]
     floor = agreement(vectors_ND, torch.stack(rows))
-    return _tell(comparison, report, fast, found, floor)
+    return _tell(comparison, report, fast, zeros, floor)
 
 
 def _tell(
-    comparison: Comparison, report: Report, fast: nn.Module, found: ShrinkResult, floor: float
+    comparison: Comparison, report: Report, fast: nn.Module, zeros: ZerosPay, floor: float
 ) -> Story:
-    layers = explain(fast)
-    limits = SearchLimits(_MAX_LOSS)
-    said, rival = verdict(found, limits), _rival_line(comparison)
-    table = TextTable(
-        f"gossamer shrink: at most {_MAX_LOSS:.0%} of the agreement may be lost",
-        HEAD,
-        tuple(map(tuple, rows_of(found.points, found.chosen, found.front))),
-        f"{said} For scale: the mean of the word embeddings, without any encoder,"
-        f" agrees by {floor:.3f}. Given your data and more time, it also trains what it pruned.",
-    )
+    layers, rival = explain(fast), _rival_line(comparison)
     page = Page(
         title=f"gossamer quickstart: MiniLM, {report.sparsity:.0%} of the encoder pruned",
         lead="The sentence encoder all-MiniLM-L6-v2 was pruned without training, saved, loaded and"
@@ -181,11 +167,12 @@ def _tell(
             ("Saved it packed, loaded it and compiled it.", sparse_layers_text(layers)),
             (f"Embedded {_NUM_SENTENCES} sentences with every model.", ""),
         ),
-        tables=(table,),
-        charts=[front_chart(found, limits)],
+        tables=(zeros.table(),),
         notes=(
             _WARNING,
             rival,
+            f"For scale: the mean of word embeddings, without an encoder, agrees by {floor:.3f}.",
+            _SEARCH,
             "The embeddings, about half of the bytes, are not pruned.",
             NOTE,
             "Times are of one thread. Sentences were made on the spot from templates.",
@@ -193,16 +180,14 @@ def _tell(
     )
     return Story(
         page,
-        {"shrink": found.to_dict(), "agreement_of_word_embeddings": floor},
-        [_WARNING, rival, f"gossamer shrink, short form: {said}"],
+        {"where_zeros_pay": asdict(zeros), "agreement_of_word_embeddings": floor},
+        [_WARNING, rival, zeros.sentence(), _SEARCH],
     )
 
 
 def _rival_line(comparison: Comparison) -> str:
     """Whether plain dense int8 would have been the better choice."""
-    _, pruned, rival = comparison.figures[0].values
-    if pruned is None or rival is None:
-        return "Dense int8, the rival, was not measured: this torch cannot build it."
+    _, pruned, rival = (value or 0.0 for value in comparison.figures[0].values)
     if rival <= pruned:
         return f"Dense int8 agrees less ({rival:.3f}) than the pruned model."
     if rival <= pruned + _ABOUT:

@@ -3,7 +3,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,14 +11,17 @@ from torch import nn
 
 from gossamer.cli.quickstart.output import (
     DENSE_FOLDER,
+    INT8_FOLDER,
     MODEL_FOLDER,
     NOTE,
     Story,
     compare,
     compile_afresh,
+    dense_int8,
     forward,
     sparse_layers_text,
 )
+from gossamer.cli.quickstart.where import try_zeros
 from gossamer.cli.shell import Output
 from gossamer.io import load, save
 from gossamer.nn.surgery.compaction import compact
@@ -38,6 +41,8 @@ _RECOVERY_STEPS = 400
 _BATCH = 128
 _LEARNING_RATE = 1e-3
 _TOKENS = (1, 128, 1024)
+# Of the layer that shows where zeros pay.
+_TRIED = (768, 768)
 
 
 @dataclass
@@ -84,7 +89,7 @@ def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
         run.train(_DENSE_STEPS, stage.advance)
     dense, dense_quality = copy.deepcopy(run.model), run.quality(run.model)
     before = measure(run.model, run.optimizer).total_bytes
-    paths = folder / DENSE_FOLDER, folder / MODEL_FOLDER
+    paths = [folder / name for name in (DENSE_FOLDER, MODEL_FOLDER, INT8_FOLDER)]
     with out.stage("pruning and compacting"):
         report = prune(run.model, sparsity=sparsity, budget="global", out=paths[1], timed=False)
         pruned_quality = run.quality(run.model)
@@ -98,16 +103,19 @@ def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
         loaded = load(paths[1])
     x = run.data.x_test
     same = torch.equal(forward(loaded, x), forward(run.model, x))
-    with out.stage("timing dense and pruned"):
+    with out.stage("timing dense, pruned and dense int8"):
         fast = compile_afresh(loaded, _TOKENS)
+        rival = dense_int8(dense, paths[2], _TOKENS)
+        large, small, eighth = map(directory_bytes, paths)
         comparison = compare(
-            dense,
-            fast,
+            (dense, fast, rival),
             ("accuracy", dense_quality, run.quality),
-            (directory_bytes(paths[0]), directory_bytes(paths[1])),
+            (large, small, eighth),
             {f"batch {count}": x[:count] for count in _TOKENS},
-            (0.5, 0.3),
+            0.8,
         )
+    with out.stage("timing one layer with more and more zeros"):
+        zeros = try_zeros(_TRIED, _BATCH)
     layers = explain(fast)
     steps = (
         (f"Trained a dense MLP for {_DENSE_STEPS} steps.", f"accuracy {dense_quality:.3f}"),
@@ -140,6 +148,7 @@ def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
                 (("parameters, gradients, AdamW, positions", *sizes, f"{before / after:.2f}x"),),
                 "Measured by walking every storage of the model and the optimizer.",
             ),
+            zeros.table(),
         ),
         notes=(
             "The data is synthetic: eight classes, each a union of Gaussian clusters. Accuracy is"
@@ -152,6 +161,9 @@ def run_tiny(folder: Path, sparsity: float, out: Output) -> Story:
     memory = f"{sizes[0]} dense, {sizes[1]} compact ({before / after:.1f}x less)"
     return Story(
         page,
-        {"training_state_bytes": {"dense": before, "compact": after}},
-        [f"Training state: {memory}."],
+        {
+            "training_state_bytes": {"dense": before, "compact": after},
+            "where_zeros_pay": asdict(zeros),
+        },
+        [zeros.sentence(), f"Training state: {memory}."],
     )

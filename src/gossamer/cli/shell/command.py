@@ -10,11 +10,13 @@ import itertools
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from gossamer.cli.shell.details import details
 from gossamer.cli.shell.output import Output
 
 
@@ -173,7 +175,7 @@ def _first_sentence(text: str | None) -> str:
 
 
 class Command(click.Command):
-    """A command with --json, -q and --debug whose callback gets an `Output` as its object.
+    """A command with --json, -q, -v and --debug whose callback gets an `Output` as its object.
 
     The callback returns an exit code or None. `examples` are lines shown as they are in --help.
     """
@@ -185,6 +187,7 @@ class Command(click.Command):
         flags = (
             (["--json", "as_json"], "One JSON document on stdout."),
             (["-q", "--quiet"], "No progress, no notes."),
+            (["-v", "--verbose"], "At the end: kernels, threads, memory, what fell back to dense."),
             (["--debug"], "Show the traceback of an error."),
         )
         self.params += [click.Option(names, is_flag=True, help=text) for names, text in flags]
@@ -196,13 +199,18 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the callback with stdout guarded, then write its result."""
+        start, is_verbose = time.monotonic(), ctx.params.pop("verbose")
         ctx.params.pop("debug")
         # The command as typed after `gossamer`.
         name = ctx.command_path.partition(" ")[2]
         ctx.obj = out = Output(name, ctx.params.pop("as_json"), ctx.params.pop("quiet"))
+        if is_verbose and out.quiet:
+            raise click.UsageError("-q and -v contradict each other: leave out one of them.")
         with out.guard_stdout():
             code = super().invoke(ctx)
         out.flush()
+        for line in details(start) if is_verbose else ():
+            out.note(line)
         if code:
             ctx.exit(code)
 

@@ -7,6 +7,7 @@ runs it until it is told to stop. Start with `app.py`. The extra [serve] must be
 
 from gossamer.running.server.access import Access
 from gossamer.running.server.app import build_app, make_service
+from gossamer.running.server.compare import Beside
 from gossamer.running.server.lifecycle import (
     run_server,
     running_server,
@@ -15,6 +16,7 @@ from gossamer.running.server.limits import Limits
 
 __all__ = [
     "Access",
+    "Beside",
     "Limits",
     "build_app",
     "make_service",

@@ -28,6 +28,10 @@ T = TypeVar("T")
 _MAX_KEY = 1024
 _CLOSE = {"Connection": "close"}
 _END = "gossamer.end"
+# A page that is the same everywhere; it asks people for the key, and sends it with what it asks.
+COMPARE_PAGE = "/compare"
+# Whoever watches a server must not need its key.
+_OPEN = ("/health", COMPARE_PAGE)
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,7 @@ class Access:
                     " address of the loopback, or one that the server was told to answer to"
                     " (--allow-host).",
                 )
-        # Whoever watches a server must not need its key.
-        if self.api_key is not None and scope["path"] != "/health":
+        if self.api_key is not None and scope["path"] not in _OPEN:
             given = [_bearer(value) for value in _values(scope, b"authorization")]
             # Takes as long for a wrong key as for the right one.
             if len(given) != 1 or not hmac.compare_digest(given[0], self.api_key.encode()):

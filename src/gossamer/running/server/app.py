@@ -19,6 +19,7 @@ from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.clicks import ClickScorer
 from gossamer.running.layers import compile as compile_model
 from gossamer.running.server.access import Access, Guard
+from gossamer.running.server.compare import DENSE_PREFIX, Beside, compare_routes
 from gossamer.running.server.faults import check_model, install_faults
 from gossamer.running.server.limits import Limits
 from gossamer.running.server.metrics import Metrics
@@ -93,7 +94,10 @@ def make_service(
 
 
 def build_app(
-    service: Service, limits: Limits | None = None, access: Access | None = None
+    service: Service,
+    limits: Limits | None = None,
+    access: Access | None = None,
+    beside: Beside | None = None,
 ) -> FastAPI:
     """An ASGI application; its worker threads live from its start to its shutdown.
 
@@ -101,13 +105,14 @@ def build_app(
         service: what the model can do.
         limits: how much is taken on at once.
         access: who may ask; whoever calls the server by a name of the loopback, if not given.
+        beside: a dense model to compare with, on the page /compare.
     """
     bounds = limits or Limits()
     metrics = Metrics()
     workers: list[Worker[Any]] = []
 
     metrics.queue.set_function(lambda: sum(map(len, workers)))
-    router = APIRouter()
+    router, dense = APIRouter(), APIRouter(prefix=DENSE_PREFIX)
 
     @router.get("/health")
     async def health() -> dict[str, Any]:
@@ -134,6 +139,9 @@ def build_app(
         return Response(metrics.text(), media_type=_METRICS_TYPE)
 
     _add_routes(router, service, bounds, metrics, workers)
+    if beside is not None:
+        compare_routes(router, service, beside)
+        _add_routes(dense, beside.dense, bounds, metrics, workers)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -147,8 +155,9 @@ def build_app(
     app = FastAPI(
         title=f"gossamer: {service.name}", docs_url=None, redoc_url=None, lifespan=lifespan
     )
-    app.include_router(router)
-    found: list[Any] = router.routes
+    found: list[Any] = [*router.routes, *dense.routes]
+    for each in (router, dense):
+        app.include_router(each)
     paths = [route.path for route in found if "{" not in route.path]
     install_faults(app, bounds, paths)
     app.add_middleware(

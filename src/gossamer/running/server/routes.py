@@ -54,8 +54,10 @@ class BatchedTexts:
     batcher: Batcher
     limits: Limits
 
-    async def rows(self, body: TextsBody, request: Request) -> tuple[torch.Tensor, int]:
-        """One row per text, and the number of tokens."""
+    async def rows(
+        self, body: TextsBody, request: Request, response: Response
+    ) -> tuple[torch.Tensor, int]:
+        """One row per text, and the number of tokens; `response` says what the model took."""
         check_model(body.model, self.name)
         ids = await while_connected(run_in_threadpool(self._ids, body), request)
         ticket = self.batcher.submit(ids)
@@ -63,6 +65,7 @@ class BatchedTexts:
             found = await while_connected(asyncio.wrap_future(ticket.future), request)
         finally:
             self.batcher.drop(ticket)
+        response.headers["Server-Timing"] = f"model;dur={1e3 * ticket.seconds:.3f}"
         return found, sum(map(len, ids))
 
     def _ids(self, body: TextsBody) -> list[torch.Tensor]:
@@ -80,13 +83,13 @@ def embedding_routes(router: APIRouter, texts: BatchedTexts) -> None:
     """Add /embed and /v1/embeddings."""
 
     @router.post("/embed")
-    async def embed(body: TextsBody, request: Request) -> Json:
-        vectors, num_tokens = await texts.rows(body, request)
+    async def embed(body: TextsBody, request: Request, response: Response) -> Json:
+        vectors, num_tokens = await texts.rows(body, request, response)
         return {"model": texts.name, "vectors": vectors.tolist(), "tokens": num_tokens}
 
     @router.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingsBody, request: Request) -> Json:
-        vectors, num_tokens = await texts.rows(body, request)
+    async def embeddings(body: EmbeddingsBody, request: Request, response: Response) -> Json:
+        vectors, num_tokens = await texts.rows(body, request, response)
         encode = _base64 if body.encoding_format == "base64" else torch.Tensor.tolist
         data = [
             {"object": "embedding", "index": i, "embedding": encode(vector)}
@@ -100,8 +103,8 @@ def classification_routes(router: APIRouter, texts: BatchedTexts, classifier: Cl
     """Add /classify."""
 
     @router.post("/classify")
-    async def classify(body: TextsBody, request: Request) -> Json:
-        scores, num_tokens = await texts.rows(body, request)
+    async def classify(body: TextsBody, request: Request, response: Response) -> Json:
+        scores, num_tokens = await texts.rows(body, request, response)
         results = [
             {
                 "label": classifier.labels[int(row.argmax())],

@@ -92,12 +92,16 @@ def _as_failure(error: Exception, what: str) -> GossamerError:
 
 @dataclass(eq=False)
 class Ticket:
-    """A request: its texts, how many of them have been taken, and the rows found for them."""
+    """A request: its texts, how many of them have been taken, and the rows found for them.
+
+    `seconds` are those of the calls of the model that it had a part in.
+    """
 
     ids: Sequence[Any]
     future: "Future[torch.Tensor]" = field(default_factory=Future)
     taken: int = 0
     rows: list[torch.Tensor] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 class Batcher(Worker[Ticket]):
@@ -132,7 +136,9 @@ class Batcher(Worker[Ticket]):
             self._metrics.batch_tokens.observe(sum(map(len, ids)))
             try:
                 with self._turn:
+                    start = time.perf_counter()
                     rows = self._run(ids)
+                    seconds = time.perf_counter() - start
                 if not bool(torch.isfinite(rows).all()):
                     raise KernelError("the model gives numbers that are NaN or infinite.")
             except Exception as error:
@@ -142,6 +148,8 @@ class Batcher(Worker[Ticket]):
                     with suppress(InvalidStateError):
                         ticket.future.set_exception(failure)
                 continue
+            for ticket in {id(ticket): ticket for ticket, _ in batch}.values():
+                ticket.seconds += seconds
             for (ticket, _), row in zip(batch, rows, strict=True):
                 ticket.rows.append(row)
                 if len(ticket.rows) == len(ticket.ids):
