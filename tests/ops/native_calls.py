@@ -109,10 +109,10 @@ def make_encoder(precision="fp32"):
     return PackedEncoder(layers, 24, precision)
 
 
-def make_neurons(bf16=False):
+def make_neurons(rows="fp32"):
     """A gated block of 70 neurons and 24 features."""
     gate, up, down = (random(70, 24, seed=seed) for seed in (1, 2, 3))
-    return PackedNeurons(gate, up, down, gate_bias_N=random(70) - 1, bf16=bf16)
+    return PackedNeurons(gate, up, down, gate_bias_N=random(70) - 1, rows=rows)
 
 
 def make_decoder():
@@ -228,7 +228,8 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
     few, known = hidden[:3], torch.arange(0, 70, 3)
     made["neurons"] = lambda: neurons(few)[0]
     made["neurons known"] = lambda: neurons(few, known)[0]
-    made["pack neurons"] = lambda: make_neurons(bf16=True)(few)[0]
+    made["pack neurons int8"] = lambda: make_neurons(rows="int8")(few)[0]
+    made["pack neurons"] = lambda: make_neurons(rows="bf16")(few)[0]
     decoder, ids = make_decoder(), np.arange(30, dtype=np.int32)
     made["decoder"] = lambda: NativeSession(decoder).step(ids, every=True)
     made["pack decoder"] = lambda: NativeSession(make_decoder()).step(ids)

@@ -54,6 +54,7 @@ from gossamer.nn.forms import can_mask
 from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.layers.tables import table_of
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
+from gossamer.nn.relufication.states import ReluState, relu_states, restore_relus
 from gossamer.nn.surgery.channels import LayerSizes, cut_sizes, restore_cut
 from gossamer.nn.surgery.known_layers import has_other_layers, to_known_layers
 from gossamer.nn.surgery.slimming import unit_counts
@@ -98,6 +99,7 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
                 _prune_tokens(rebuilt, found)
                 break
         put_channels(rebuilt, channels_of(model), "architecture")
+        put_relus(rebuilt, relu_states(model), "architecture")
         put_patterns(rebuilt, patterns_of(model), "architecture")
     except ArtifactError:
         # In no table, or beyond the limits of the reader, such as ten thousand modules.
@@ -171,6 +173,15 @@ def put_channels(model: nn.Module, entries: Mapping[str, ChannelsEntry], where: 
             )
     except (InputError, TargetError) as error:
         raise ArtifactError(f"{where}: channels: {error}") from error
+
+
+def put_relus(model: nn.Module, states: Mapping[str, ReluState], where: str) -> None:
+    """Let a skeleton or a user's model be relufied as a file says."""
+    try:
+        with torch.device("meta") if _is_meta(model) else nullcontext():
+            restore_relus(model, dict(states))
+    except TargetError as error:
+        raise ArtifactError(f"{where}: relus: {error}") from error
 
 
 def _is_meta(model: nn.Module) -> bool:

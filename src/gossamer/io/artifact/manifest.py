@@ -299,11 +299,13 @@ class Manifest(SignedData):
     attention: dict[ModulePath, AttentionEntry] = Field(default_factory=dict)
     # Of a slim convolutional network: what its class, or the user's model, would have larger.
     channels: dict[ModulePath, ChannelsEntry] = Field(default_factory=dict)
+    # The same of what relufication put there: see `gossamer.nn.relufication.states`.
+    relus: dict[ModulePath, Literal["shift", "threshold", "after"]] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = write(self)
-        for name in ("attention", "channels"):
+        for name in ("attention", "channels", "relus"):
             if not getattr(self, name):
                 del content[name]
         return content

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gossamer.ops.engines.decoder_session import DecoderPlan, DecoderRules, DecoderShape
+from gossamer.ops.engines.neurons import PackedNeurons
 from gossamer.ops.linear import PackedWeight
 from gossamer.ops.packed import float_array, optional_array
 from gossamer.out_of_memory import names_memory
@@ -29,15 +30,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DecoderNorm:
-    """RMSNorm, or with a bias LayerNorm."""
+    """RMSNorm, or with a bias LayerNorm; `rectified`: with a ReLU behind it."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     eps: float
+    rectified: bool = False
 
-    def native(self) -> tuple[object, object, float]:
+    def native(self) -> tuple[object, object, float, bool]:
         """As the native decoder takes it."""
-        return float_array(self.weight), optional_array(self.bias), self.eps
+        return float_array(self.weight), optional_array(self.bias), self.eps, self.rectified
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class DecoderBlock:
         rotation: number of the angles that turn its heads; -1: they are not turned.
         window: positions that a token attends to, its own included; 0: all.
         scale: of the scores.
+        cut: of ReLU: what is taken off, and the number up to which it gives 0.
+        neurons: the feed-forward part of one token, if its neurons are mostly zero.
     """
 
     qkv: PackedLayer
@@ -93,6 +97,8 @@ class DecoderBlock:
     window: int
     scale: float
     experts: "DecoderExperts | None" = None
+    cut: tuple[float, float] = (0.0, 0.0)
+    neurons: PackedNeurons | None = None
 
     @property
     def dense_linears(self) -> tuple[PackedLayer, ...]:
@@ -154,6 +160,7 @@ def decoder_plan(
             block.window,
             block.scale,
             None if block.experts is None else block.experts.native(),
+            (*block.cut, None if block.neurons is None else block.neurons._native),
         )
         for block in blocks
     )

@@ -5,6 +5,7 @@ Legend: R rows (outputs), K columns (inputs).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -40,12 +41,15 @@ class DecoderEngine(TextEngine):
         scale_group: kept int4 values that share a scale.
         keys: which keys a token attends to and what they are stored in; None = all, in fp32. With a
             window, the context may be longer than the model's positions.
+        active_neurons: hold the feed-forward parts a second time, neuron by neuron, and compute
+            those of one token from the neurons that are active: for models with ReLU (`relufy`).
+            Rows are of `dtype`; int4 has int8 ones.
         prompt_copy: for fp32 and bf16: hold pruned layers a second time in the layout that is
             faster for prompts.
         keep: gets everything that was packed, to be stored.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (one argument per choice of a user)
         self,
         model: nn.Module,
         dtype: str = "int8",
@@ -56,6 +60,7 @@ class DecoderEngine(TextEngine):
         prompt_copy: bool = True,
         keys: KeyRules | None = None,
         keep: Callable[[DecoderPlan], None] | None = None,
+        active_neurons: bool = False,
     ) -> None:
         for name in (dtype, dtype if head_dtype is None else head_dtype):
             if name not in few.DTYPES:
@@ -75,6 +80,9 @@ class DecoderEngine(TextEngine):
         if lm_head.weight is not embedding.weight or lm_head.bias is not None:
             head = pack_table(joined([features.part(chain.back[-1])], chain.back[-1]))
         blocks = [_block(features, number, pack) for number in range(len(features.layers))]
+        if active_neurons:
+            rows = "int8" if dtype == "int4" else dtype
+            blocks = [replace(b, neurons=features.neurons(n, rows)) for n, b in enumerate(blocks)]
         plan = decoder_plan(
             features.shape,
             table.few,
@@ -95,7 +103,8 @@ class DecoderEngine(TextEngine):
             layer_bytes=sum(linear.nbytes for linear in linears),
             active_bytes=sum(block.token_bytes for block in blocks),
             head_bytes=head.nbytes,
-            resident_bytes=sum(part.resident_bytes for part in (*linears, *tables)),
+            resident_bytes=sum(part.resident_bytes for part in (*linears, *tables))
+            + sum(block.neurons.nbytes for block in blocks if block.neurons is not None),
         )
         kernels = sorted({linear.few.kernel for linear in linears})
         super().__init__(NativeDecoder(plan), keys, size, kernels)
@@ -127,4 +136,5 @@ def _block(features: DecoderFeatures, number: int, pack: WeightPacker) -> Decode
         rotation=features.rotation(layer),
         window=features.windows[number],
         scale=features.scales[number],
+        cut=features.cut(number),
     )

@@ -139,6 +139,8 @@ class _Writer:
             return {"floats": self.array(found)}
         if isinstance(found, _native.PackedWeight):
             return {"weight": self._weight(found)}
+        if found is not None and not isinstance(found, int | float | str):
+            raise _NoForm
         return found
 
     def _weight(self, weight: Any) -> int:
