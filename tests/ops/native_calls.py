@@ -231,8 +231,8 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
     made["pack neurons int8"] = lambda: make_neurons(rows="int8")(few)[0]
     made["pack neurons"] = lambda: make_neurons(rows="bf16")(few)[0]
     decoder, ids = make_decoder(), np.arange(30, dtype=np.int32)
-    made["decoder"] = lambda: torch.from_numpy(NativeSession(decoder).step(ids, every=True))
-    made["pack decoder"] = lambda: torch.from_numpy(NativeSession(make_decoder()).step(ids))
+    made["decoder"] = lambda: NativeSession(decoder).step(ids, every=True)
+    made["pack decoder"] = lambda: NativeSession(make_decoder()).step(ids)
     for mode in ("jit", "resident", "kernel"):
         linear, conv2d = compact_linear(mode), compact_conv(mode)
         for name, layer, x in (("linear", linear, tokens), ("conv", conv2d, images)):
