@@ -84,6 +84,8 @@ GOLDEN = {
     "bench linear": ["--pattern", "--shape", "--sparsity", "--threads", "--tokens"],
     "convert": ["IN", "OUT", "--format", "--type"],
     "doctor": [],
+    "zoo list": [],
+    "zoo make": ["NAME", "--out", "-o"],
     "completion": ["SHELL"],
 }
 
