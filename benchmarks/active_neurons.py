@@ -6,8 +6,9 @@
 Random weights; the shift of the ReLU makes the wanted share of neurons zero. Every call takes the
 next of several copies of the block and another token, so that no row waits in a cache, as it
 would if one token were repeated. Contenders take turns; best call each.
-`known` is given the active neurons, as a predictor would; the others find them by a screen of int8
-codes. `of bytes` is what the bytes alone allow the latter: codes of all gates, rows of active ones.
+`known` is given the active neurons, as a predictor would; the others find them by a screen of 4
+bits and, of neurons within its margin (a third, at 90 % zeros), 4 more. `of bytes` is what the
+bytes alone allow the latter: codes, and rows of active neurons.
 """
 
 import itertools
@@ -38,8 +39,8 @@ class Block:
         self.shift = shift
         self.half = [None if w is None else w.bfloat16() for w in (self.gate, self.up, self.down_T)]
         self.fp32, self.bf16 = (
-            PackedNeurons(self.gate, self.up, self.down, shift=shift, bf16=bf16)
-            for bf16 in (False, True)
+            PackedNeurons(self.gate, self.up, self.down, cut=(shift, shift), rows=rows)
+            for rows in ("fp32", "bf16")
         )
 
     def dense(self, x):
@@ -94,7 +95,7 @@ def measured(name, zeros, given):
         y, active = blocks[0].fp32(x)
         wanted = blocks[0].dense(x)
     matrices = 3 if gated else 2
-    allowed = 4 * matrices / (1 + 4 * matrices * active / (20 * neurons))
+    allowed = 4 * matrices / (0.66 + 4 * matrices * active / (20 * neurons))
     return {
         "block": name,
         "zeros": 1 - active / (20 * neurons),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a pattern beside dense and sparse attention of others.
 
-    python benchmarks/attention.py [--parts calls,layers,growth,table,memory] [--rounds 9]
+    python benchmarks/attention.py [--parts calls,layers,growth,table,lists,memory] [--rounds 9]
                                    [--most 131072] [--json]
 
 calls: 4,096 tokens, 4 heads of 64, BigBird with 85 % of its blocks empty; forward, and forward and
@@ -9,8 +9,9 @@ backward, beside SDPA, SDPA with a mask, and compiled FlexAttention (forward onl
 gradients on a CPU). layers: a training step of attention layers at 4,096 tokens beside those of
 transformers, reformer-pytorch, linformer and local-attention, as far as they are installed.
 growth: time per block from 1,024 to 131,072 tokens. table: time of a training step by length, for a
-recurrent layer and each kind of attention. memory: peak of 131,072 tokens, forward and backward,
-beyond q, k, v and their gradients.
+recurrent layer and each kind of attention. lists: strided and fixed patterns in one list of blocks
+and in two. memory: peak of 131,072 tokens, forward and backward, beyond q, k, v and their
+gradients.
 
 CPU seconds on one thread, sides in turn; the median is printed, and the range of ratios of rounds.
 """
@@ -305,6 +306,25 @@ def table(rounds, most):
         PAGE.row(kind, *((s, f"{s:.3f}") for s in found))
 
 
+def lists(most):
+    """Patterns whose pairs lie apart in one list of blocks and in two, forward and backward."""
+    title = "Milliseconds forward and backward, one head of 64, causal"
+    PAGE.table(title, "tokens", "pattern", "one list", "two lists")
+    for tokens in (n for n in (4096, 16384, 65536) if n <= most):
+        inputs, grad = tensors(tokens, heads=1)
+        for text in ("strided:128", "fixed:128,c=8", "window:512"):
+            sides = {"two": call(pattern_call(text, causal=True), inputs, grad)}
+            if tokens <= 16384 and text != "window:512":
+                blocks = parse_attention(text).blocks(tokens, causal=True)
+                sides["one"] = call(pattern_call(blocks), inputs, grad)
+            found = {side: 1e3 * min(times) for side, times in race(sides, 3).items()}
+            cells = [
+                (found[side], f"{found[side]:.0f}") if side in found else "-"
+                for side in ("one", "two")
+            ]
+            PAGE.row(tokens, text, *cells)
+
+
 def peak_bytes():
     """The most that this process has held since the mark was last reset."""
     status = Path("/proc/self/status").read_text()
@@ -325,7 +345,7 @@ def memory(tokens):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", default="calls,layers,growth,table,memory")
+    parser.add_argument("--parts", default="calls,layers,growth,table,lists,memory")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--most", type=int, default=131072)
     parser.add_argument("--json", action="store_true", help="one object per line, no tables")
@@ -346,6 +366,8 @@ def main():
         growth(asked.rounds, asked.most)
     if "table" in parts:
         table(asked.rounds, asked.most)
+    if "lists" in parts:
+        lists(asked.most)
     if "memory" in parts:
         PAGE.table("Peak MB beyond q, k, v and their gradients (one head)", "tokens", "MB")
         for tokens in (16384, 65536, 131072):

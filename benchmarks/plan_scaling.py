@@ -74,7 +74,7 @@ def planned(name, ranks, batch, how, *, everything=False, cut="cost"):
     work = StepSpec(
         batch, 0.9, microbatch=1 if axonn else None, recompute="sqrt", cut=cut, buckets=False
     )
-    options = {"schedules": ("1f1b",), "max_shard": 1, "choice": "smallest-pipeline"}
+    options = {"schedules": ("message-driven",), "max_shard": 1, "choice": "smallest-pipeline"}
     return plan_workload(
         shape,
         load_cluster("summit"),

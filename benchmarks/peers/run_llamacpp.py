@@ -2,9 +2,11 @@
 """llama.cpp in its own environment: one JSON line asks, one JSON line answers.
 
     {"load": {"model": "m.gguf", "threads": 1}} -> {"resident_bytes": 1, "build": "CPU : AVX2 ..."}
-    {"read": 8000}                             -> {"wall": [s], "cpu": [s]}    in parts of 512
+    {"read": 8000, "new": 8}                   -> {"wall": [s, ...], "cpu": ...}  in parts of 512
     {"prompt": 128}                            -> {"wall": [s], "cpu": [s]}    128 tokens at once
     {"generate": {"after": 128, "tokens": 8}}  -> {"wall": [s, ...], "cpu": [s, ...]}  one per token
+    {"batches": {"before": [5, 6], "ids": [[7, 8], ...]}}
+                                               -> {"wall": [s, ...], "cpu": [s, ...]}  one per list
     {"likelihood": [[5, 6, 7], ...]}           -> {"sum": 1.0}   negative log, of at most 512 tokens
     {"quantise": {"model": "m.gguf", "out": "n.gguf", "type": 2}} -> {}   type: its llama_ftype
 
@@ -97,9 +99,13 @@ class Model:
 
     def decode(self, count):
         """(wall, cpu) seconds of so many more tokens."""
-        tokens = (ctypes.c_int32 * count)(*[TOKEN] * count)
+        return self.decode_ids([TOKEN] * count)
+
+    def decode_ids(self, ids):
+        """(wall, cpu) seconds of these tokens at once."""
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
         wall, cpu = time.perf_counter(), time.process_time()
-        batch = self._lib.llama_batch_get_one(tokens, count)
+        batch = self._lib.llama_batch_get_one(tokens, len(ids))
         if self._lib.llama_decode(self._context, batch):
             raise RuntimeError("llama_decode failed")
         self._lib.llama_get_logits(self._context)  # waits for the result
@@ -128,11 +134,18 @@ def answer(model, question):
     if "likelihood" in question:
         return {"sum": sum(model.likelihood(ids) for ids in question["likelihood"])}
     model.clear()
-    if "read" in question:
+    if "batches" in question:
+        times = []
+        for ids in question["batches"]["ids"]:
+            model.clear()
+            model.decode_ids(question["batches"]["before"])
+            times.append(model.decode_ids(ids))
+    elif "read" in question:
         parts = [
             model.decode(min(512, question["read"] - i)) for i in range(0, question["read"], 512)
         ]
         times = [tuple(map(sum, zip(*parts, strict=True)))]
+        times += [model.decode(1) for _ in range(question["new"])]
     elif "prompt" in question:
         times = [model.decode(question["prompt"])]
     else:

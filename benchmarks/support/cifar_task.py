@@ -11,7 +11,7 @@ from gossamer.data import ShuffledBatches, generator_of
 from gossamer.data.tasks import Task
 from gossamer.training.recovery.distillation import logits_term
 from support.cifar import accuracy, load, normalised
-from support.resnets import trained_resnet20
+from support.resnets import ResNet20, trained_resnet20
 
 BATCH, SEED = 128, 0
 HELD_OUT = 2000  # training images that choose nothing but are watched during the run
@@ -93,4 +93,25 @@ def distilled_resnet20():
         tokens=BATCH,
         example=batches[0][0],
         model=trained_resnet20(),
+    )
+
+
+def fresh_resnet20():
+    """The task without a teacher: a new network learns the labels."""
+    data = load(Path(os.environ["GOSSAMER_CIFAR"]))
+    held = data.x_train[-HELD_OUT:], data.y_train[-HELD_OUT:]
+    batches = Augmented(data.x_train[:-HELD_OUT], data.y_train[:-HELD_OUT])
+
+    def loss(model, batch):
+        x, labels = batch
+        return cross_entropy(model(x), labels)
+
+    return Task(
+        name="CIFAR-10",
+        batches=batches,
+        loss=loss,
+        evaluate=lambda model: {"accuracy": accuracy(model, *held) / 100},
+        tokens=BATCH,
+        example=batches[0][0],
+        model=ResNet20(),
     )

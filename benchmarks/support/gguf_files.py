@@ -15,6 +15,15 @@ def in_pairs(weight, heads):
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
+def in_parts(name, weight):
+    """The tensors that the file has for one; gate and up of experts lie in one, [E, 2 F, D]."""
+    if not name.endswith("experts.gate_up_proj"):
+        yield name + ("" if name.endswith((".weight", ".bias")) else ".weight"), weight
+        return
+    for part, half in zip(("gate_proj", "up_proj"), np.split(weight, 2, axis=1), strict=True):
+        yield name.replace("gate_up_proj", part) + ".weight", half
+
+
 def as_converted(name, weight, config, architecture):
     """A tensor as llama.cpp's converter stores it."""
     part = name.split(".")[-2]
@@ -53,18 +62,21 @@ def write_gguf(model, architecture, path, change=lambda writer: None, quantise=N
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        key = (weight.data_ptr(), name.split(".")[-2])
-        if key not in done:
-            stored = as_converted(name, weight.numpy(), config, architecture)
-            stored = np.ascontiguousarray(stored)
-            kind = next(kind for start, kind in types.items() if key[1].startswith(start))
-            if kind is not None and stored.ndim == 2:
-                done[key] = gguf.quants.quantize(stored, kind), kind
-            else:
-                done[key] = stored, None
-        in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        stored, kind = done[key]
-        writer.add_tensor(in_file, stored, raw_dtype=kind)
+        for part, of_part in in_parts(name, weight.numpy()):
+            key = (of_part.ctypes.data, part.split(".")[-2])
+            if key not in done:
+                stored = as_converted(part, of_part, config, architecture)
+                stored = np.ascontiguousarray(stored)
+                # Routers stay exact, as the converter leaves them.
+                exact = stored.ndim < 2 or part.endswith("mlp.gate.weight")
+                kind = next(kind for start, kind in types.items() if key[1].startswith(start))
+                if kind is None or exact:
+                    done[key] = stored, None
+                else:
+                    done[key] = gguf.quants.quantize(stored, kind), kind
+            in_file = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            stored, kind = done[key]
+            writer.add_tensor(in_file, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -81,6 +93,9 @@ def _add_sizes(writer, config, architecture):
     writer.add_feed_forward_length(ffn)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(getattr(config, "num_key_value_heads", config.num_attention_heads))
+    if architecture == "olmoe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     if head_dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)

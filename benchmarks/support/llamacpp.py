@@ -70,13 +70,17 @@ class LlamaCpp:
         """(wall, cpu) of a prompt of 128 tokens."""
         return self._pairs({"prompt": 128})
 
-    def read(self, count):
-        """(wall, cpu) of a prompt of so many tokens, which must fit the context."""
-        return self._pairs({"read": count})
+    def read(self, count, new=0):
+        """(wall, cpu) of a prompt of so many tokens and of each new one behind it."""
+        return self._pairs({"read": count, "new": new})
 
     def generate(self, after):
         """(wall, cpu) of each of 8 tokens after so many."""
         return self._pairs({"generate": {"after": max(after, 1), "tokens": 8}})
+
+    def batches(self, before, ids):
+        """(wall, cpu) of each list of tokens, behind the same ones."""
+        return self._pairs({"batches": {"before": before, "ids": ids}})
 
     def _pairs(self, question):
         answer = self._ask(question)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles in the order of their list, rows of tiles over threads.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "attention.hpp"
 #include "gossamer/bf16.hpp"
+#include "gossamer/big_alloc.hpp"
 #include "gossamer/fork.hpp"
 #include "gossamer/scratch.hpp"
 #include "run_tasks.hpp"
@@ -159,11 +161,24 @@ bool forward_row(const AttentionCall& c, const AttentionKernels& kernels, int64_
   return true;
 }
 
-// Everything of the gradients of one head of keys and values, tile by tile in the order of keys; its heads of queries
-// one after the other. Gradients wait turned: whole tiles are added to without a step across lanes.
+// Few heads are cut into parts of their keys, as many as their number asks for and whatever threads there are: sums are
+// then the same for any number of threads.
+constexpr int64_t kEnoughTasks = 8, kMostParts = 4;
+
+int64_t key_parts(const AttentionBackwardCall& b) {
+  const AttentionCall& c = b.forward;
+  const int64_t heads = std::max<int64_t>(c.batch * c.kv_heads, 1);
+  // The gradient of a bias is one sum over all keys.
+  return b.dbias ? 1 : std::max<int64_t>(std::min({(kEnoughTasks + heads - 1) / heads, kMostParts, tiles_of(c.keys)}), 1);
+}
+
+// Everything of the gradients of some keys and values of one head, tile by tile in the order of keys; its heads of
+// queries one after the other. Gradients wait turned: whole tiles are added to without a step across lanes. Those of
+// queries are what these keys give, for `sums` if there are further parts.
 class BackwardHead {
  public:
-  BackwardHead(const AttentionBackwardCall& call, const AttentionKernels& kernels, int64_t batch, int64_t kv_head)
+  BackwardHead(const AttentionBackwardCall& call, const AttentionKernels& kernels, int64_t batch, int64_t kv_head,
+               int64_t first_tile, int64_t last_tile, float* sums)
       : b_(call),
         c_(call.forward),
         kernels_(kernels),
@@ -171,28 +186,33 @@ class BackwardHead {
         kv_head_(kv_head),
         query_tiles_(tiles_of(c_.queries)),
         key_tiles_(tiles_of(c_.keys)),
+        first_tile_(first_tile),
+        last_tile_(last_tile),
+        sums_(sums),
         wide_(c_.is_bf16 ? kTile * std::max(c_.dim, c_.value_dim) : 0),
-        pieces_(query_tiles_ * kTile * c_.dim + key_tiles_ * kTile * (c_.dim + c_.value_dim) +
+        pieces_((sums ? 0 : query_tiles_ * kTile * c_.dim) + (last_tile_ - first_tile_) * kTile * (c_.dim + c_.value_dim) +
                 2 * query_tiles_ * kTile + kTile * (c_.dim + c_.value_dim) + 3 * kTile * kTile + 4 * wide_ + 512) {}
 
   bool run() {
     if (!pieces_) return false;
-    dqt_ = pieces_.take(query_tiles_ * kTile * c_.dim);
-    dkt_ = pieces_.take(key_tiles_ * kTile * c_.dim);
-    dvt_ = pieces_.take(key_tiles_ * kTile * c_.value_dim);
+    if (!sums_) dqt_ = pieces_.take(query_tiles_ * kTile * c_.dim);
+    const int64_t keys = (last_tile_ - first_tile_) * kTile;
+    dkt_ = pieces_.take(keys * c_.dim);
+    dvt_ = pieces_.take(keys * c_.value_dim);
     lse_ = pieces_.take(query_tiles_ * kTile);
     delta_ = pieces_.take(query_tiles_ * kTile);
     kt_ = pieces_.take(kTile * c_.dim);
     vt_ = pieces_.take(kTile * c_.value_dim);
     for (float*& square : squares_) square = pieces_.take(kTile * kTile);
     for (float*& own : own_) own = pieces_.take(wide_);
-    std::fill_n(dkt_, key_tiles_ * kTile * c_.dim, 0.0f);
-    std::fill_n(dvt_, key_tiles_ * kTile * c_.value_dim, 0.0f);
+    std::fill_n(dkt_, keys * c_.dim, 0.0f);
+    std::fill_n(dvt_, keys * c_.value_dim, 0.0f);
     const int64_t group = c_.heads / c_.kv_heads;
     for (int64_t head = kv_head_ * group; head < (kv_head_ + 1) * group; ++head) run_head(head);
-    for (int64_t j = 0; j < key_tiles_; ++j) {
-      write(b_.dk, kv_head_, j * kTile, c_.keys, c_.dim, dkt_, c_.scale);
-      write(b_.dv, kv_head_, j * kTile, c_.keys, c_.value_dim, dvt_, 1.0f);
+    for (int64_t j = first_tile_; j < last_tile_; ++j) {
+      const int64_t at = (j - first_tile_) * kTile;
+      write(b_.dk, kv_head_, j * kTile, c_.keys, c_.dim, dkt_ + at * c_.dim, c_.scale);
+      write(b_.dv, kv_head_, j * kTile, c_.keys, c_.value_dim, dvt_ + at * c_.value_dim, 1.0f);
     }
     return true;
   }
@@ -201,7 +221,7 @@ class BackwardHead {
   void write(const HeadRows& to, int64_t head, int64_t token, int64_t tokens, int64_t dim, const float* turned,
              float scale) {
     write_rows(kernels_, to, c_.is_bf16, batch_, head, token, std::min(kTile, tokens - token), dim,
-               turned + token * dim, nullptr, scale, own_[0]);
+               turned, nullptr, scale, own_[0]);
   }
 
   // What is subtracted from the gradients of a row's weights: sum of grad * out, less the gradient of lse.
@@ -222,7 +242,9 @@ class BackwardHead {
   }
 
   void run_head(int64_t head) {
-    std::fill_n(dqt_, query_tiles_ * kTile * c_.dim, 0.0f);
+    const int64_t count = query_tiles_ * kTile * c_.dim;
+    if (sums_) dqt_ = sums_ + (head - kv_head_ * (c_.heads / c_.kv_heads)) * count;
+    std::fill_n(dqt_, count, 0.0f);
     const int64_t distances = c_.queries + c_.keys - 1;
     float* const dbias = b_.dbias ? b_.dbias + (batch_ * c_.heads + head) * distances : nullptr;
     if (dbias) std::fill_n(dbias, distances, 0.0f);
@@ -230,8 +252,9 @@ class BackwardHead {
     HeadSettings settings(c_, batch_, head);
     alignas(64) float around[HeadSettings::kWindow];
     const int64_t* const starts = c_.by_key.starts + c_.head_list[head] * key_tiles_;
-    for (int64_t j = 0; j < key_tiles_; ++j) {
+    for (int64_t j = first_tile_; j < last_tile_; ++j) {
       if (starts[j] == starts[j + 1]) continue;
+      const int64_t at = (j - first_tile_) * kTile;
       const int64_t key = j * kTile, keys = std::min(kTile, c_.keys - key);
       const FloatRows v = float_rows(c_.v, c_.is_bf16, batch_, kv_head_, key, keys, c_.value_dim, own_[0]);
       kernels_.turn(v.data, v.stride, keys, c_.value_dim, vt_);
@@ -248,24 +271,47 @@ class BackwardHead {
         float* const middle = around + 2 * kTile;
         kernels_.backward({settings.scores(query, key, false, mask.rows()), kt_, vt_, q.data, grad.data, k.data,
                            q.stride, grad.stride, k.stride, c_.dim, c_.value_dim, keys, lse_ + query, delta_ + query,
-                           squares_[0], squares_[1], squares_[2], dqt_ + query * c_.dim, dkt_ + key * c_.dim,
-                           dvt_ + key * c_.value_dim, dbias ? middle : nullptr});
-        if (dbias) settings.each_distance(query, key, [&](int64_t d, int64_t at) { dbias[at] += middle[-d]; });
+                           squares_[0], squares_[1], squares_[2], dqt_ + query * c_.dim, dkt_ + at * c_.dim,
+                           dvt_ + at * c_.value_dim, dbias ? middle : nullptr});
+        if (dbias) settings.each_distance(query, key, [&](int64_t d, int64_t place) { dbias[place] += middle[-d]; });
       }
     }
-    for (int64_t i = 0; i < query_tiles_; ++i) write(b_.dq, head, i * kTile, c_.queries, c_.dim, dqt_, c_.scale);
+    if (sums_) return;
+    for (int64_t i = 0; i < query_tiles_; ++i)
+      write(b_.dq, head, i * kTile, c_.queries, c_.dim, dqt_ + i * kTile * c_.dim, c_.scale);
   }
 
   const AttentionBackwardCall& b_;
   const AttentionCall& c_;
   const AttentionKernels& kernels_;
-  int64_t batch_, kv_head_, query_tiles_, key_tiles_, wide_;
+  int64_t batch_, kv_head_, query_tiles_, key_tiles_, first_tile_, last_tile_;
+  float* sums_;  // [heads of queries][queries padded * dim]
+  int64_t wide_;
   Pieces pieces_;
   float *dqt_ = nullptr, *dkt_ = nullptr, *dvt_ = nullptr, *lse_ = nullptr, *delta_ = nullptr, *kt_ = nullptr,
         *vt_ = nullptr;
   float* squares_[3] = {};
   float* own_[4] = {};
 };
+
+// The gradient of a tile of queries: what the parts gave, in their order.
+bool add_parts(const AttentionBackwardCall& b, const AttentionKernels& kernels, const float* parts, int64_t num_parts,
+               int64_t batch, int64_t head, int64_t tile) {
+  const AttentionCall& c = b.forward;
+  const int64_t size = kTile * c.dim, all = tiles_of(c.queries) * size, group = c.heads / c.kv_heads;
+  Pieces pieces(2 * size + 64);
+  if (!pieces) return false;
+  float *const sum = pieces.take(size), *const own = pieces.take(size);
+  const int64_t first = (batch * c.kv_heads + head / group) * num_parts;
+  for (int64_t p = 0; p < num_parts; ++p) {
+    const float* const part = parts + ((first + p) * group + head % group) * all + tile * size;
+    for (int64_t i = 0; i < size; ++i) sum[i] = p ? sum[i] + part[i] : part[i];
+  }
+  const int64_t query = tile * kTile;
+  write_rows(kernels, b.dq, c.is_bf16, batch, head, query, std::min(kTile, c.queries - query), c.dim, sum, nullptr,
+             c.scale, own);
+  return true;
+}
 
 }  // namespace
 
@@ -278,10 +324,21 @@ void attention_forward(const AttentionCall& call, Isa isa, int num_threads) {
 }
 
 void attention_backward(const AttentionBackwardCall& call, Isa isa, int num_threads) {
-  const int64_t kv_heads = call.forward.kv_heads;
+  const AttentionCall& c = call.forward;
+  const int64_t kv_heads = c.kv_heads, parts = key_parts(call), tiles = tiles_of(c.keys), rows = tiles_of(c.queries);
+  const int64_t sums = parts > 1 ? c.heads / kv_heads * rows * kTile * c.dim : 0;
   const AttentionKernels& kernels = attention_kernels_of(isa);
-  run_tasks(call.forward.batch * kv_heads, usable_threads(num_threads), [&](int64_t i) {
-    return BackwardHead(call, kernels, i / kv_heads, i % kv_heads).run();
+  num_threads = usable_threads(num_threads);
+  BigVector<float> waiting(static_cast<size_t>(c.batch * kv_heads * parts * sums));
+  run_tasks(c.batch * kv_heads * parts, num_threads, [&](int64_t i) {
+    const int64_t head = i / parts, part = i % parts;
+    return BackwardHead(call, kernels, head / kv_heads, head % kv_heads, part * tiles / parts, (part + 1) * tiles / parts,
+                        sums ? waiting.data() + i * sums : nullptr)
+        .run();
+  });
+  if (!sums) return;
+  run_tasks(c.batch * c.heads * rows, num_threads, [&](int64_t i) {
+    return add_parts(call, kernels, waiting.data(), parts, i / rows / c.heads, i / rows % c.heads, i % rows);
   });
 }
 

@@ -52,16 +52,17 @@ struct BoundDecoder {
     return {values.data(), values.data() + values.size()};
   }
 
-  // `norm` is (weight, bias or None, eps), or None where there is no such norm.
+  // `norm` is (weight, bias or None, eps, whether a ReLU is behind it), or None where there is no such norm.
   DecoderNorm norm(const nb::object& norm, int64_t size, const char* name) const {
     DecoderNorm made;
     if (norm.is_none()) return made;
     const auto parts = nb::cast<nb::tuple>(norm);
-    expect(nb::len(parts) == 3, std::string(name) + " must be (weight, bias, eps)");
+    expect(nb::len(parts) == 4, std::string(name) + " must be (weight, bias, eps, rectified)");
     made.weight = vector(nb::cast<Values>(parts[0]), size, name);
     expect(parts[1].is_none() != decoder.rules.layer_norm, std::string(name) + " has a bias if it is a layer norm");
     if (decoder.rules.layer_norm) made.bias = vector(nb::cast<Values>(parts[1]), size, name);
     made.eps = nb::cast<float>(parts[2]);
+    made.rectified = nb::cast<bool>(parts[3]);
     return made;
   }
 
@@ -107,9 +108,9 @@ struct BoundDecoder {
   }
 
   // weights: qkv, out, gate_up, down; the last two only without experts. norms: what attention reads and gives,
-  // what the feed-forward part reads and gives, queries, keys.
+  // what the feed-forward part reads and gives, queries, keys. relu: (shift, threshold, neurons or None).
   void add_layer(const nb::tuple& weights, const nb::tuple& norms, int64_t rotation, int64_t window, float scale,
-                 const nb::object& experts) {
+                 const nb::object& experts, const nb::tuple& relu) {
     expect(!has_sessions, "layers cannot be added once there are sessions");
     expect(nb::len(weights) == (experts.is_none() ? 4 : 2) && nb::len(norms) == 6,
            "a layer has four weights, or two and experts, and six norms or None");
@@ -134,6 +135,17 @@ struct BoundDecoder {
       layer.down = linear_of(3, s.width, s.ffn, "down");
     } else {
       layer.experts = mixture(nb::cast<nb::tuple>(experts));
+    }
+    expect(nb::len(relu) == 3, "relu must be (shift, threshold, neurons)");
+    layer.shift = nb::cast<float>(relu[0]);
+    layer.threshold = nb::cast<float>(relu[1]);
+    const bool is_relu = decoder.rules.activation == DecoderActivation::relu;
+    expect(is_relu || (layer.shift == 0.0f && layer.threshold == 0.0f), "only relu has a shift or a threshold");
+    if (!relu[2].is_none()) {
+      layer.neurons = nb::cast<const NeuronBlock*>(relu[2]);
+      const bool fits = layer.neurons->features() == s.width && layer.neurons->neurons() == s.ffn;
+      expect(is_relu && experts.is_none() && fits, "neurons are for relu, and as many as inner features");
+      kept_alive.push_back(relu[2]);
     }
     layer.rotation = rotation;
     layer.window = window;
@@ -220,7 +232,7 @@ struct BoundSession {
 };
 
 KvRules rules_of(int type, int64_t sinks, int64_t window, int64_t chosen, int64_t whole_layers, double mass) {
-  expect(type >= 0 && type <= static_cast<int>(KvType::int8), "there is no such type of keys");
+  expect(type >= 0 && type <= static_cast<int>(KvType::int4), "there is no such type of keys");
   for (const int64_t count : {sinks, window, chosen, whole_layers})
     expect(count >= 0 && count <= kMaxSize, "sinks, window, chosen positions and layers must be in [0, 2^24]");
   expect(window || !sinks, "sinks need a window");
@@ -250,7 +262,7 @@ int64_t cache_bytes(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t 
 void bind_decoder(nb::module_& m) {
   nb::class_<BoundDecoder>(m, "Decoder")
       .def("add_layer", &BoundDecoder::add_layer, nb::arg("weights"), nb::arg("norms"), nb::arg("rotation"),
-           nb::arg("window"), nb::arg("scale"), nb::arg("experts").none());
+           nb::arg("window"), nb::arg("scale"), nb::arg("experts").none(), nb::arg("relu"));
   m.def("make_decoder", make, nb::kw_only(), nb::arg("kernels"), nb::arg("width"), nb::arg("heads"), nb::arg("kv_heads"),
         nb::arg("head_dim"), nb::arg("ffn"), nb::arg("vocab"), nb::arg("context"), nb::arg("activation"),
         nb::arg("layer_norm"), nb::arg("gated"), nb::arg("parallel"), nb::arg("interleaved"), nb::arg("embedding_scale"),

@@ -22,6 +22,7 @@ void bind_few_int(nanobind::module_& m);
 void bind_conv(nanobind::module_& m);
 void bind_conv_net(nanobind::module_& m);
 void bind_packed_weight(nanobind::module_& m);
+void bind_stored(nanobind::module_& m);  // after bind_packed_weight
 void bind_strip(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <omp.h>
 
 #include <algorithm>
-#include <cmath>
+#include <optional>
 #include <stdexcept>
 
 #include "common.hpp"
 #include "families.hpp"
 #include "gossamer/few_int_layout.hpp"
+#include "gossamer/stored_weight.hpp"
 
 namespace gossamer::bind {
 namespace {
@@ -23,22 +26,37 @@ void check_halves(const Halves& halves, const OffsetWeight& weight, const char* 
     throw std::invalid_argument(std::string(name) + " must be finite");
 }
 
+// A sum of zeros: what is not finite becomes NaN. std::isfinite is not made into vectors.
+bool all_finite(const Values& values) {
+  float sum[8] = {};
+  const int64_t count = static_cast<int64_t>(values.size());
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8)
+    for (int j = 0; j < 8; ++j) sum[j] += values.data()[i + j] * 0.0f;
+  for (; i < count; ++i) sum[0] += values.data()[i] * 0.0f;
+  return std::all_of(sum, sum + 8, [](float zero) { return zero == 0.0f; });
+}
+
 }  // namespace
 
 void bind_few_int(nb::module_& m) {
   m.def(
       "pack_few_int",
-      [](const Values& values, const Bits& bits, int64_t rows, int64_t columns, const std::string& kernels,
+      [](const Values& values, const std::optional<Bits>& bits, int64_t rows, int64_t columns, const std::string& kernels,
          const std::string& dtype, int64_t scale_group) {
         if (dtype != "int8" && dtype != "int4")
           throw std::invalid_argument("dtype must be int8 or int4, got '" + dtype + "'");
         if (scale_group < 1) throw std::invalid_argument("scale_group must be positive, got " + std::to_string(scale_group));
-        if (!std::all_of(values.data(), values.data() + values.size(), [](float v) { return std::isfinite(v); }))
-          throw std::invalid_argument("values must be finite to be quantised");
-        const KeptWeight weight = kept_weight(values, bits, rows, columns);
-        return pack_few_int_weight(weight, dtype == "int4", scale_group, few_int_kernel(find_isa(kernels)));
+        if (!all_finite(values)) throw std::invalid_argument("values must be finite to be quantised");
+        if (!bits && (rows < 0 || columns < 0 || rows > kMaxStored || columns > kMaxStored ||
+                      static_cast<int64_t>(values.shape(0)) != rows * columns))
+          throw std::invalid_argument("without mask_bits there must be rows x columns values");
+        const KeptWeight weight = bits ? kept_weight(values, *bits, rows, columns)
+                                       : KeptWeight{values.data(), nullptr, rows, columns};
+        return pack_few_int_weight(weight, dtype == "int4", scale_group, few_int_kernel(find_isa(kernels)),
+                                   omp_get_max_threads());
       },
-      nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert(), nb::arg("rows"), nb::arg("columns"),
+      nb::arg("values").noconvert(), nb::arg("mask_bits").noconvert().none(), nb::arg("rows"), nb::arg("columns"),
       nb::arg("kernels"), nb::arg("dtype"), nb::arg("scale_group"));
   // Scales and offsets are the bits of fp16.
   m.def(

@@ -54,6 +54,7 @@ NB_MODULE(_native, m) {
   bind::bind_few_int(m);
   bind::bind_decoder(m);
   bind::bind_nmg(m);
+  bind::bind_stored(m);
   bind::bind_strip(m);
   bind::bind_table(m);
   bind::bind_dense(m);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a decoder remembers against double, every instruction set, one thread against two: random heads, lengths,
-// windows with sinks, steps of one token and of many; with int8 against keys and values as codes stand for them.
+// windows with sinks, steps of one token and of many; with int8 and int4 against keys and values as codes stand for them.
 #include <algorithm>
 #include <cmath>
 
@@ -27,6 +27,34 @@ Rows random_rows(int64_t count, int64_t dim, std::mt19937& random) {
   return rows;
 }
 
+// Times a Hadamard matrix, in double.
+void spread(std::vector<double>& row) {
+  const std::vector<double> old = row;
+  const size_t size = row.size() & -row.size();
+  for (size_t i = 0; i < row.size(); ++i) {
+    row[i] = 0.0;
+    for (size_t j = 0; j < size; ++j)
+      row[i] += (__builtin_parityll(i % size & j) ? -1.0 : 1.0) * old[i / size * size + j] / std::sqrt(double(size));
+  }
+}
+
+// What is stored of a row in four bits; or, `as_given`, the row moved away from ties, which another order of sums could
+// round otherwise.
+void store_fours(std::vector<float>& row, bool as_given) {
+  std::vector<double> wide(row.begin(), row.end());
+  wide.resize((row.size() + kHeadDimUnit - 1) / kHeadDimUnit * kHeadDimUnit);
+  spread(wide);
+  double most = 0.0;
+  for (const double v : wide) most = std::max(most, std::fabs(v));
+  const double scale = most / 7.4;
+  for (double& v : wide) {
+    const double code = std::nearbyint(v / scale);
+    v = as_given ? (code + 0.9 * (v / scale - code)) * scale : code * scale;
+  }
+  spread(wide);
+  std::copy_n(wide.begin(), row.size(), row.begin());
+}
+
 // What is stored of rows.
 Rows stored(Rows rows, KvType type) {
   if (type == KvType::int8)
@@ -34,6 +62,8 @@ Rows stored(Rows rows, KvType type) {
       const float scale = scale_of(row.data(), static_cast<int64_t>(row.size()));
       for (float& v : row) v = static_cast<float>(code_of(v, scale)) * scale;
     }
+  if (type == KvType::int4)
+    for (auto& row : rows) store_fours(row, false);
   return rows;
 }
 
@@ -46,8 +76,11 @@ void check_one(const Case& c, const std::vector<int64_t>& steps, std::mt19937& r
   const KvShape& s = c.shape;
   int64_t tokens = 0;
   for (const int64_t step : steps) tokens += step;
-  const Rows keys = random_rows(tokens * s.kv_heads, s.head_dim, random);
-  const Rows values = random_rows(tokens * s.kv_heads, s.head_dim, random);
+  Rows keys = random_rows(tokens * s.kv_heads, s.head_dim, random);
+  Rows values = random_rows(tokens * s.kv_heads, s.head_dim, random);
+  if (c.rules.type == KvType::int4 && s.head_dim % kHeadDimUnit == 0)
+    for (Rows* rows : {&keys, &values})
+      for (auto& row : *rows) store_fours(row, true);
   const Rows queries = random_rows(tokens * s.heads, s.head_dim, random);
   const Rows kept_keys = stored(keys, c.rules.type), kept_values = stored(values, c.rules.type);
   for (const Isa isa : isas_to_check()) {
@@ -74,7 +107,7 @@ void check_one(const Case& c, const std::vector<int64_t>& steps, std::mt19937& r
       }
     }
     // Queries and weights are codes too where tokens come one by one.
-    const double tolerance = c.rules.type == KvType::int8 ? 0.12 : 2e-5;
+    const double tolerance = c.rules.type == KvType::fp32 ? 2e-5 : 0.12;
     double worst = 0.0;
     for (int64_t i = 0; i < tokens; ++i)
       for (int64_t h = 0; h < s.heads; ++h) {
@@ -103,7 +136,7 @@ void check_one(const Case& c, const std::vector<int64_t>& steps, std::mt19937& r
           if (outs[0][place] != outs[1][place]) worst = INFINITY;
         }
       }
-    const char* const family = c.rules.type == KvType::int8 ? "kv int8" : "kv fp32";
+    const char* const family = c.rules.type == KvType::fp32 ? "kv fp32" : c.rules.type == KvType::int8 ? "kv int8" : "kv int4";
     if (worst <= tolerance)
       tally.pass(family, isa, worst / tolerance);
     else
@@ -123,7 +156,7 @@ Case case_of(KvType type, int64_t heads, int64_t kv_heads, int64_t dim, int64_t 
 
 void check_kv(Tally& tally) {
   std::mt19937 random(11);
-  for (const KvType type : {KvType::fp32, KvType::int8}) {
+  for (const KvType type : {KvType::fp32, KvType::int8, KvType::int4}) {
     check_one(case_of(type, 1, 1, 1, 0, 0, 0, 0.0f), {1}, random, tally);
     check_one(case_of(type, 6, 2, 20, 0, 0, 0, 0.0f), {1, 15, 1, 17, 64, 1, 33}, random, tally);
     check_one(case_of(type, 4, 4, 64, 0, 0, 21, 5.0f), {64, 64, 1, 1, 20}, random, tally);
@@ -134,8 +167,9 @@ void check_kv(Tally& tally) {
 
 void fuzz_kv(std::mt19937& random, Tally& tally) {
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
-  const int64_t kv_heads = 1 + below(3), dim = 1 + below(70), window = below(2) * (1 + below(90));
-  const Case c = case_of(below(2) ? KvType::int8 : KvType::fp32, kv_heads * (1 + below(4)), kv_heads, dim,
+  const auto type = static_cast<KvType>(below(3));
+  const int64_t kv_heads = 1 + below(3), dim = type == KvType::int4 ? 16 * (1 + below(5)) : 1 + below(70), window = below(2) * (1 + below(90));
+  const Case c = case_of(type, kv_heads * (1 + below(4)), kv_heads, dim,
                          window ? below(40) : 0, window, below(2) * (1 + below(60)), below(2) ? 3.0f : 0.0f);
   std::vector<int64_t> steps;
   for (int64_t i = 1 + below(5); i > 0; --i) steps.push_back(below(2) ? 1 + below(64) : 1);

@@ -2,8 +2,9 @@
 // Keys and values of one sequence of a decoder, and attention over them.
 //
 // Sixteen positions are a page. Its keys lie turned, so that a lane is a score; its values are rows. Pages are floats,
-// or codes of 8 bits with a scale for each token and head; queries and weights then become codes too, and products are
-// sums of integers. Which pages a token reads is a list, so that zeros of attention are pages that are not on it:
+// or codes of 8 or 4 bits with a scale for each token and head; queries and weights then become codes of 8 bits too, and
+// products are sums of integers. Four bits hold a head after a Hadamard matrix, which spreads its few large columns over
+// all: queries go through it too, and results back. Which pages a token reads is a list, so that zeros of attention are pages that are not on it:
 //  - a window, of the model or asked for; with sinks, memory is a ring and the text has no end,
 //  - pages chosen for each token by what their keys can score at most,
 //  - in prompts, tiles of 64 x 64 chosen for each head from the scores of a few of its queries.
@@ -23,7 +24,7 @@ constexpr int64_t kPage = 16;
 constexpr int64_t kPagesOfTile = kTile / kPage;
 constexpr int64_t kHeadDimUnit = 16;  // heads are padded to a multiple of it
 
-enum class KvType : int { fp32 = 0, int8 = 1 };
+enum class KvType : int { fp32 = 0, int8 = 1, int4 = 2 };
 
 // Which keys a token attends to, besides the window of its layer.
 struct KvRules {
@@ -40,10 +41,16 @@ struct KvShape {
 
 // A page of keys: floats [dim][16]; or codes [dim / 4][16][4], 128 for 0, then 16 scales.
 // A page of values: floats [16][dim]; or signed codes [4][dim][4], four positions side by side, then 16 scales.
+// Codes of 4 bits, 8 for 0, lie the same way, two fours of bytes in one: the first in the low halves.
+inline int64_t codes_bytes(KvType type, int64_t dim) { return type == KvType::int4 ? kPage * dim / 2 : kPage * dim; }
 inline int64_t page_bytes(KvType type, int64_t dim) {
-  return type == KvType::fp32 ? kPage * dim * 4 : kPage * (dim + 4);
+  return type == KvType::fp32 ? kPage * dim * 4 : codes_bytes(type, dim) + kPage * 4;
 }
-inline int64_t codes_bytes(int64_t dim) { return kPage * dim; }
+inline const float* scales_of(KvType type, const char* page, int64_t dim) {
+  return reinterpret_cast<const float*>(page + codes_bytes(type, dim));
+}
+// What bounds of pages are stored in: they are of the heads as they were.
+inline KvType bound_type(KvType type) { return type == KvType::fp32 ? type : KvType::int8; }
 
 // Query heads that share keys.
 struct KvQueries {
@@ -51,7 +58,7 @@ struct KvQueries {
   const float* floats;   // [group][dim], scaled
   const int8_t* codes;   // [group][dim]; int8 only
   const float* scales;   // [group] of the codes
-  const int32_t* offsets;  // [group], what the 128 of the keys adds
+  const int32_t* offsets;  // [group], what the zero of the keys adds
 };
 
 // Allocate and throw nothing.
@@ -70,6 +77,8 @@ struct KvKernels {
   // Pages as rows of floats, [16][dim].
   void (*key_rows)(KvType type, const char* page, int64_t dim, float* rows);
   void (*value_rows)(KvType type, const char* page, int64_t dim, float* rows);
+  // Rows of `dim` numbers times a Hadamard matrix of the largest power of two that divides dim; again, and they are back.
+  void (*spread)(float* rows, int64_t count, int64_t dim);
 };
 
 namespace reference { extern const KvKernels kv_kernels; }
@@ -150,6 +159,7 @@ class KvMemory {
   char* bound_page(int64_t layer, int64_t head, int64_t number) const {
     return bounds_.data() + ((layer * shape_.kv_heads + head) * bound_pages_ + number) * bound_bytes_;
   }
+  bool spreads() const { return rules_.type == KvType::int4; }
   bool chooses(int64_t layer) const { return rules_.chosen && layer >= rules_.whole_layers; }
   void bound(int64_t layer, int64_t head, int64_t page);
 

@@ -18,9 +18,7 @@ struct KvLoops {
   static constexpr int kHalves = static_cast<int>(kPage) / L;  // vectors of a page
   static constexpr int kBeside = V::kBeside;                   // pages side by side
 
-  static const float* scales_of(const char* page, int64_t dim) {
-    return reinterpret_cast<const float*>(page + codes_bytes(dim));
-  }
+  static I four(I bytes, bool is_high) { return is_high ? V::high_halves(bytes) : V::low_halves(bytes); }
 
   template <int G, int N>
   static void float_scores(const float* q, int64_t dim, const char* const* pages, float* scores, int64_t stride) {
@@ -48,7 +46,7 @@ struct KvLoops {
         for (int h = 0; h < kHalves; ++h) V::store(scores + g * stride + n * kPage + h * L, sum[g][n][h]);
   }
 
-  template <int G, int N>
+  template <KvType T, int G, int N>
   static void code_scores(const KvQueries& q, int64_t first, const char* const* pages, float* scores, int64_t stride) {
     I sum[G][N][kHalves];
 #pragma GCC unroll 4
@@ -58,15 +56,20 @@ struct KvLoops {
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) sum[g][n][h] = V::no_ints();
     const int8_t* const codes = q.codes + first * q.dim;
-    for (int64_t d = 0; d < q.dim; d += 4)
+    constexpr int kFours = T == KvType::int4 ? 2 : 1;  // of columns in the bytes of one
+    for (int64_t d = 0; d < q.dim; d += 4 * kFours)
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n)
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) {
-          const I k = V::load_bytes(pages[n] + d * kPage + h * L * 4);
+          const I bytes = V::load_bytes(pages[n] + d / kFours * kPage + h * L * 4);
+#pragma GCC unroll 2
+          for (int f = 0; f < kFours; ++f) {
+            const I k = kFours == 1 ? bytes : four(bytes, f);
 #pragma GCC unroll 4
-          for (int g = 0; g < G; ++g)
-            sum[g][n][h] = V::dot(sum[g][n][h], k, V::all_fours(codes + g * q.dim + d));
+            for (int g = 0; g < G; ++g)
+              sum[g][n][h] = V::dot(sum[g][n][h], k, V::all_fours(codes + g * q.dim + d + 4 * f));
+          }
         }
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g)
@@ -74,7 +77,7 @@ struct KvLoops {
       for (int n = 0; n < N; ++n)
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) {
-          const F scale = V::mul(V::all(q.scales[first + g]), V::load(scales_of(pages[n], q.dim) + h * L));
+          const F scale = V::mul(V::all(q.scales[first + g]), V::load(scales_of(T, pages[n], q.dim) + h * L));
           V::store(scores + g * stride + n * kPage + h * L,
                    V::mul(V::to_float(V::less(sum[g][n][h], q.offsets[first + g])), scale));
         }
@@ -85,8 +88,10 @@ struct KvLoops {
                           int64_t stride) {
     if (type == KvType::fp32)
       float_scores<G, N>(q.floats + first * q.dim, q.dim, pages, scores, stride);
+    else if (type == KvType::int8)
+      code_scores<KvType::int8, G, N>(q, first, pages, scores, stride);
     else
-      code_scores<G, N>(q, first, pages, scores, stride);
+      code_scores<KvType::int4, G, N>(q, first, pages, scores, stride);
   }
 
   // Pages of the next step are asked for: they are scattered, or the first lines of the stream behind a scale.
@@ -180,11 +185,11 @@ struct KvLoops {
   }
 
   // Weights of pages times the scales of their rows, as codes of 0 to 255; what a code stands for.
-  static void weight_codes(int64_t dim, const char* const* pages, int64_t count, const float* weights, char* codes,
+  static void weight_codes(KvType type, int64_t dim, const char* const* pages, int64_t count, const float* weights, char* codes,
                            float* scales) {
     for (int64_t i = 0; i < count; ++i) {
       F scaled[kHalves];
-      const float* const by = scales_of(pages[i], dim);
+      const float* const by = scales_of(type, pages[i], dim);
       F poison = V::zero();
       for (int h = 0; h < kHalves; ++h) {
         scaled[h] = V::mul(V::load(weights + i * kPage + h * L), V::load(by + h * L));
@@ -200,7 +205,7 @@ struct KvLoops {
     }
   }
 
-  template <int G, int W>
+  template <KvType T, int G, int W>
   static void code_values(int64_t dim, const char* const* pages, int64_t count, const char* codes, const float* scales,
                           const float* factors, int64_t column, float* out) {
     F sum[G][W];
@@ -209,7 +214,7 @@ struct KvLoops {
 #pragma GCC unroll 4
       for (int v = 0; v < W; ++v) sum[g][v] = V::zero();
     for (int64_t i = 0; i < count; ++i) {
-      if (i + 1 < count && column == 0) ask_for(pages[i + 1], page_bytes(KvType::int8, dim));
+      if (i + 1 < count && column == 0) ask_for(pages[i + 1], page_bytes(T, dim));
       I part[G][W];
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g)
@@ -217,10 +222,13 @@ struct KvLoops {
         for (int v = 0; v < W; ++v) part[g][v] = V::no_ints();
 #pragma GCC unroll 4
       for (int64_t quad = 0; quad < kPage / 4; ++quad) {
-        const char* const row = pages[i] + (quad * dim + column) * 4;
+        const char* const row = pages[i] + ((T == KvType::int4 ? quad / 2 : quad) * dim + column) * 4;
         I values[W];
 #pragma GCC unroll 4
-        for (int v = 0; v < W; ++v) values[v] = V::load_bytes(row + v * L * 4);
+        for (int v = 0; v < W; ++v) {
+          values[v] = V::load_bytes(row + v * L * 4);
+          if (T == KvType::int4) values[v] = V::less_bytes(four(values[v], quad % 2), 8);
+        }
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g) {
           const I weight = V::all_fours(codes + (g * count + i) * kPage + quad * 4);
@@ -256,7 +264,7 @@ struct KvLoops {
     auto* const scales = reinterpret_cast<float*>(bytes + group * count * kPage);
     if (type != KvType::fp32)
       for (int64_t g = 0; g < group; ++g)
-        weight_codes(dim, pages, count, weights + g * stride, bytes + g * count * kPage, scales + g * count);
+        weight_codes(type, dim, pages, count, weights + g * stride, bytes + g * count * kPage, scales + g * count);
     by_threes(group, [&](int64_t g, auto heads) {
       constexpr int kG = decltype(heads)::value;
       by_columns(dim, [&](int64_t column, auto vectors) {
@@ -264,8 +272,8 @@ struct KvLoops {
         if (type == KvType::fp32)
           float_values<kG, kW>(dim, pages, count, weights + g * stride, stride, factors + g, column, out + g * dim);
         else
-          code_values<kG, kW>(dim, pages, count, bytes + g * count * kPage, scales + g * count, factors + g, column,
-                              out + g * dim);
+          (type == KvType::int8 ? code_values<KvType::int8, kG, kW> : code_values<KvType::int4, kG, kW>)(
+              dim, pages, count, bytes + g * count * kPage, scales + g * count, factors + g, column, out + g * dim);
       });
     });
   }
@@ -278,13 +286,16 @@ struct KvLoops {
 #pragma GCC unroll 16
           for (int i = 0; i < L; ++i) square[i] = V::load(reinterpret_cast<const float*>(page) + (d + i) * kPage + h * L);
         } else {
-          const F scale = V::load(scales_of(page, dim) + h * L);
+          const F scale = V::load(scales_of(type, page, dim) + h * L);
+          const bool is_int4 = type == KvType::int4;
 #pragma GCC unroll 4
           for (int quad = 0; quad < L / 4; ++quad) {
-            const I fours = V::load_bytes(page + (d + quad * 4) * kPage + h * L * 4);
+            const int64_t column = d + quad * 4;
+            const I bytes = V::load_bytes(page + (is_int4 ? column / 8 * 4 : column) * kPage + h * L * 4);
+            const I fours = is_int4 ? four(bytes, quad % 2) : bytes;
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i)
-              square[quad * 4 + i] = V::mul(V::to_float(V::less(V::unsigned_byte(fours, i), 128)), scale);
+              square[quad * 4 + i] = V::mul(V::to_float(V::less(V::unsigned_byte(fours, i), is_int4 ? 8 : 128)), scale);
           }
         }
         V::transpose(square);
@@ -298,10 +309,12 @@ struct KvLoops {
       for (int64_t i = 0; i < kPage * dim; i += L) V::store(rows + i, V::load(reinterpret_cast<const float*>(page) + i));
       return;
     }
-    const float* const scales = scales_of(page, dim);
+    const float* const scales = scales_of(type, page, dim);
+    const bool is_int4 = type == KvType::int4;
     for (int64_t quad = 0; quad < kPage / 4; ++quad)
       for (int64_t d = 0; d < dim; d += L) {
-        const I fours = V::load_bytes(page + (quad * dim + d) * 4);
+        const I bytes = V::load_bytes(page + ((is_int4 ? quad / 2 : quad) * dim + d) * 4);
+        const I fours = is_int4 ? V::less_bytes(four(bytes, quad % 2), 8) : bytes;
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i)
           V::store(rows + (quad * 4 + i) * dim + d,
@@ -309,7 +322,22 @@ struct KvLoops {
       }
   }
 
-  static constexpr KvKernels kernels() { return {scores, cap, weigh, values, key_rows, value_rows}; }
+  static void spread(float* rows, int64_t count, int64_t dim) {
+    const int64_t size = dim & -dim;
+    const float factor = 1.0f / __builtin_sqrtf(static_cast<float>(size));
+    for (float* x = rows; x < rows + count * dim; x += size) {
+      for (int64_t half = 1; half < size; half *= 2)
+        for (int64_t i = 0; i < size; i += 2 * half)
+          for (int64_t j = i; j < i + half; ++j) {
+            const float a = x[j], b = x[j + half];
+            x[j] = a + b;
+            x[j + half] = a - b;
+          }
+      for (int64_t i = 0; i < size; ++i) x[i] *= factor;
+    }
+  }
+
+  static constexpr KvKernels kernels() { return {scores, cap, weigh, values, key_rows, value_rows, spread}; }
 };
 
 }  // namespace

@@ -26,7 +26,7 @@ struct Sizes {
       const int64_t sinks = over(rules.sinks, kPage);
       if (sinks + needed < pages) sink_pages = sinks, ring = needed, pages = sinks + needed;
     }
-    bound_bytes = rules.chosen ? gossamer::page_bytes(rules.type, 2 * dim) : 0;
+    bound_bytes = rules.chosen ? gossamer::page_bytes(bound_type(rules.type), 2 * dim) : 0;
     bound_pages = rules.chosen ? over(pages, kPage) : 0;
   }
   size_t of(const KvShape& shape, int64_t count, int64_t bytes) const {
@@ -34,10 +34,13 @@ struct Sizes {
   }
 };
 
-void clear_keys(KvType type, int64_t dim, char* page) {
+// All numbers of a page become 0.
+void clear(KvType type, int64_t dim, int code_of_0, char* page) {
   std::memset(page, 0, static_cast<size_t>(page_bytes(type, dim)));
-  if (type == KvType::int8) std::memset(page, 128, static_cast<size_t>(codes_bytes(dim)));
+  if (type != KvType::fp32) std::memset(page, code_of_0, static_cast<size_t>(codes_bytes(type, dim)));
 }
+void clear_keys(KvType type, int64_t dim, char* page) { clear(type, dim, type == KvType::int4 ? 0x88 : 128, page); }
+void clear_values(KvType type, int64_t dim, char* page) { clear(type, dim, type == KvType::int4 ? 0x88 : 0, page); }
 
 }  // namespace
 
@@ -79,17 +82,24 @@ void KvMemory::append(int64_t layer, int64_t head, int64_t position, const float
   if (lane == 0) {
     // Lanes that hold nothing yet, and what pads a head, must be numbers.
     clear_keys(rules_.type, dim_, keys);
-    std::memset(values, 0, static_cast<size_t>(page_bytes_));
+    clear_values(rules_.type, dim_, values);
     if (ring_ && page >= sink_pages_) alive_from_ = std::max(alive_from_, page - ring_ + 1);
   }
   if (rules_.type == KvType::fp32) {
     float* const to = reinterpret_cast<float*>(keys) + lane;
     for (int64_t d = 0; d < n; ++d) to[d * kPage] = key[d];
     std::memcpy(reinterpret_cast<float*>(values) + lane * dim_, value, static_cast<size_t>(n) * sizeof(float));
+  } else if (spreads()) {
+    float rows[2][kMostDim] = {};
+    std::copy_n(key, n, rows[0]);
+    std::copy_n(value, n, rows[1]);
+    for (float* row : rows) kernels_.spread(row, 1, dim_);
+    store_key_fours(rows[0], dim_, lane, keys);
+    store_value_fours(rows[1], dim_, lane, values);
   } else {
     store_key_codes(key, n, dim_, lane, keys);
     const float scale = scale_of(value, n);
-    reinterpret_cast<float*>(values + codes_bytes(dim_))[lane] = scale;
+    reinterpret_cast<float*>(values + codes_bytes(KvType::int8, dim_))[lane] = scale;
     auto* const to = reinterpret_cast<int8_t*>(values) + lane / 4 * dim_ * 4 + lane % 4;
     for (int64_t d = 0; d < n; ++d) to[d * 4] = code_of(value[d], scale);
   }
@@ -101,6 +111,7 @@ void KvMemory::bound(int64_t layer, int64_t head, int64_t page) {
   const int64_t n = 2 * dim_;
   std::vector<float> rows(static_cast<size_t>(kPage * dim_)), limits(static_cast<size_t>(n));
   kernels_.key_rows(rules_.type, key_page(layer, head, page), dim_, rows.data());
+  if (spreads()) kernels_.spread(rows.data(), kPage, dim_);
   float* const least = limits.data();
   float* const most = least + dim_;
   std::copy_n(rows.data(), dim_, least);
@@ -113,7 +124,7 @@ void KvMemory::bound(int64_t layer, int64_t head, int64_t page) {
     }
   const int64_t at = slot(page), lane = at % kPage;
   char* const to = bound_page(layer, head, at / kPage);
-  if (lane == 0) clear_keys(rules_.type, n, to);
+  if (lane == 0) clear_keys(bound_type(rules_.type), n, to);
   if (rules_.type == KvType::fp32)
     for (int64_t d = 0; d < n; ++d) reinterpret_cast<float*>(to)[d * kPage + lane] = limits[static_cast<size_t>(d)];
   else

@@ -35,15 +35,16 @@ class KvTiles {
 
   bool run() {
     const KvShape& shape = m_.shape_;
-    const int64_t dim = shape.head_dim, square = kTile * m_.dim_, tiles = over(last_, kTile) + over(m_.rules_.sinks, kTile) + 1;
+    const int64_t dim = m_.spreads() ? m_.dim_ : shape.head_dim, square = kTile * m_.dim_, tiles = over(last_, kTile) + over(m_.rules_.sinks, kTile) + 1;
     const bool looks = m_.rules_.mass < 1.0;
     const int64_t seen = looks ? over(last_, kPage) : 0;
-    KvPieces pieces(4 * (2 * square + kTile * kTile + kTile + heads_ * (2 * square + 2 * kTile)) + tiles * (kEntry + heads_ * 9) +
+    KvPieces pieces(4 * (3 * square + kTile * kTile + kTile + heads_ * (2 * square + 2 * kTile)) + tiles * (kEntry + heads_ * 9) +
                     seen * (8 + heads_ * kPage * 4) + KvHeads::bytes(heads_, m_.dim_) + heads_ * m_.dim_ * 4 +
                     (24 + 4 * heads_) * KvPieces::kUnit);
     if (!pieces) return false;
     float* const keys = pieces.take<float>(square);
     float* const values = pieces.take<float>(square);
+    rows_ = pieces.take<float>(square);
     float* const scores = pieces.take<float>(kTile * kTile);
     float* const factor = pieces.take<float>(kTile);
     float* const turned = pieces.take<float>(heads_ * square);
@@ -61,7 +62,7 @@ class KvTiles {
       pages_ = pieces.take<const char*>(seen);
       looked_ = pieces.take<float>(heads_ * seen * kPage);
       query_ = pieces.take<float>(heads_ * m_.dim_);
-      KvHeads heads(m_.rules_.type, heads_, m_.dim_, pieces);
+      KvHeads heads(m_.rules_.type, m_.kernels_, heads_, m_.dim_, pieces);
       choose(heads);
     }
     std::fill_n(sums, heads_ * square, 0.0f);
@@ -82,8 +83,7 @@ class KvTiles {
     }
     for (int64_t h = 0; h < heads_; ++h) {
       for (int64_t i = 0; i < kTile; ++i) factor[i] = total[h * kTile + i] == 0.0f ? 0.0f : 1.0f / total[h * kTile + i];
-      m_.tiles_.turn_back(sums + h * square, s_.count, dim, factor, 1.0f, s_.out + (first_head_ + h) * dim,
-                                   shape.heads * dim);
+      give(sums + h * square, factor, first_head_ + h);
     }
     return true;
   }
@@ -141,9 +141,26 @@ class KvTiles {
   }
 
   void turn_queries(const float* queries, float* turned) const {
-    for (int64_t h = 0; h < heads_; ++h)
-      m_.tiles_.turn(queries + (first_head_ + h) * m_.dim_, width_, s_.count, m_.shape_.head_dim,
-                              turned + h * kTile * m_.dim_);
+    for (int64_t h = 0; h < heads_; ++h, turned += kTile * m_.dim_) {
+      const float* const own = queries + (first_head_ + h) * m_.dim_;
+      if (!m_.spreads()) {
+        m_.tiles_.turn(own, width_, s_.count, m_.shape_.head_dim, turned);
+        continue;
+      }
+      for (int64_t t = 0; t < s_.count; ++t) std::copy_n(own + t * width_, m_.dim_, rows_ + t * m_.dim_);
+      m_.kernels_.spread(rows_, s_.count, m_.dim_);
+      m_.tiles_.turn(rows_, m_.dim_, s_.count, m_.dim_, turned);
+    }
+  }
+
+  // The result of one head.
+  void give(const float* sums, const float* factor, int64_t head) const {
+    const int64_t dim = m_.shape_.head_dim, width = m_.shape_.heads * dim;
+    float* const to = s_.out + head * dim;
+    if (!m_.spreads()) return m_.tiles_.turn_back(sums, s_.count, dim, factor, 1.0f, to, width);
+    m_.tiles_.turn_back(sums, s_.count, m_.dim_, factor, 1.0f, rows_, m_.dim_);
+    m_.kernels_.spread(rows_, s_.count, m_.dim_);
+    for (int64_t t = 0; t < s_.count; ++t) std::copy_n(rows_ + t * m_.dim_, dim, to + t * width);
   }
 
   void read(int64_t tile, int64_t rows, float* keys, float* values) const {
@@ -207,7 +224,7 @@ class KvTiles {
   Entry* entries_ = nullptr;
   uint8_t* kept_ = nullptr;
   int64_t tiles_ = 0, count_ = 0, sink_entries_ = 0;
-  float *masses_ = nullptr, *looked_ = nullptr, *query_ = nullptr;
+  float *rows_ = nullptr, *masses_ = nullptr, *looked_ = nullptr, *query_ = nullptr;
   int32_t* order_ = nullptr;
   const char** pages_ = nullptr;
 };

@@ -40,7 +40,8 @@ float limit_of(const float* numbers, int64_t count, int64_t wanted) {
 
 }  // namespace
 
-KvHeads::KvHeads(KvType type, int64_t group, int64_t dim, KvPieces& pieces) : type_(type), group_(group), dim_(dim) {
+KvHeads::KvHeads(KvType type, const KvKernels& kernels, int64_t group, int64_t dim, KvPieces& pieces)
+    : type_(type), kernels_(kernels), group_(group), dim_(dim) {
   floats_ = pieces.take<float>(group * dim);
   codes_ = pieces.take<int8_t>(group * dim);
   scales_ = pieces.take<float>(group);
@@ -49,8 +50,12 @@ KvHeads::KvHeads(KvType type, int64_t group, int64_t dim, KvPieces& pieces) : ty
 
 KvQueries KvHeads::of(const float* queries) {
   if (type_ == KvType::fp32) return {group_, dim_, queries, nullptr, nullptr, nullptr};
+  if (type_ == KvType::int4) {
+    kernels_.spread(std::copy_n(queries, group_ * dim_, floats_) - group_ * dim_, group_, dim_);
+    queries = floats_;
+  }
   for (int64_t g = 0; g < group_; ++g)
-    query_codes(queries + g * dim_, dim_, codes_ + g * dim_, scales_ + g, offsets_ + g);
+    query_codes(queries + g * dim_, dim_, type_, codes_ + g * dim_, scales_ + g, offsets_ + g);
   return {group_, dim_, queries, codes_, scales_, offsets_};
 }
 
@@ -83,7 +88,8 @@ class KvToken {
     if (!pieces) return false;
     entries_ = pieces.take<Entry>(most);
     pages_ = pieces.take<const char*>(most);
-    KvHeads heads(m_.rules_.type, group_, m_.dim_, pieces), bounds(m_.rules_.type, group_, 2 * m_.dim_, pieces);
+    KvHeads heads(m_.rules_.type, m_.kernels_, group_, m_.dim_, pieces);
+    KvHeads bounds(bound_type(m_.rules_.type), m_.kernels_, group_, 2 * m_.dim_, pieces);
     float* const scores = pieces.take<float>(group_ * stride);
     float* const masses = pieces.take<float>(stride);
     float* const factors = pieces.take<float>(group_);
@@ -103,6 +109,7 @@ class KvToken {
     }
     for (int64_t i = 0; i < count_; ++i) pages_[i] = m_.value_page(s_.layer, head_, entries_[i].page);
     m_.kernels_.values(m_.rules_.type, group_, m_.dim_, pages_, count_, scores, used, factors, bytes, out);
+    if (m_.spreads()) m_.kernels_.spread(out, group_, m_.dim_);
     for (int64_t g = 0; g < group_; ++g)
       std::memcpy(s_.out + (token_ * shape.heads + head_ * group_ + g) * shape.head_dim, out + g * m_.dim_,
                   static_cast<size_t>(shape.head_dim) * sizeof(float));
@@ -145,7 +152,7 @@ class KvToken {
     const int64_t whole = last_ / kPage;  // pages that have bounds
     const int64_t blocks = over(whole, kPage), used = blocks * kPage;
     for (int64_t b = 0; b < blocks; ++b) pages_[b] = m_.bound_page(s_.layer, head_, b);
-    m_.kernels_.scores(m_.rules_.type, heads.of_bounds(queries), pages_, blocks, scores, used);
+    m_.kernels_.scores(bound_type(m_.rules_.type), heads.of_bounds(queries), pages_, blocks, scores, used);
     std::fill_n(masses, used, 0.0f);
     const int64_t first = entries_[0].page;
     for (int64_t g = 0; g < group_; ++g) {

@@ -8,7 +8,8 @@ namespace gossamer {
 
 class KvHeads {
  public:
-  KvHeads(KvType type, int64_t group, int64_t dim, KvPieces& pieces);
+  // Spread as the pages are, if those have four bits.
+  KvHeads(KvType type, const KvKernels& kernels, int64_t group, int64_t dim, KvPieces& pieces);
   // Scratch that it takes.
   static int64_t bytes(int64_t group, int64_t dim) { return group * (dim * 5 + 8) + 4 * KvPieces::kUnit; }
 
@@ -18,6 +19,7 @@ class KvHeads {
 
  private:
   KvType type_;
+  const KvKernels& kernels_;
   int64_t group_, dim_;
   float* floats_;
   int8_t* codes_;

@@ -28,6 +28,10 @@ struct KvVec : AttentionVec {
     const Ints odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
   }
+  // Codes of 4 bits as bytes.
+  static Ints low_halves(Ints v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+  static Ints high_halves(Ints v) { return low_halves(_mm256_srli_epi16(v, 4)); }
+  static Ints less_bytes(Ints v, int8_t by) { return _mm256_sub_epi8(v, _mm256_set1_epi8(by)); }
   static Ints less(Ints v, int32_t by) { return _mm256_sub_epi32(v, _mm256_set1_epi32(by)); }
   static Type to_float(Ints v) { return _mm256_cvtepi32_ps(v); }
   static Ints unsigned_byte(Ints v, int i) {

@@ -32,6 +32,10 @@ struct KvVec : AttentionVec {
     return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
 #endif
   }
+  // Codes of 4 bits as bytes.
+  static Ints low_halves(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+  static Ints high_halves(Ints v) { return low_halves(_mm512_srli_epi16(v, 4)); }
+  static Ints less_bytes(Ints v, int8_t by) { return _mm512_sub_epi8(v, _mm512_set1_epi8(by)); }
   static Ints less(Ints v, int32_t by) { return _mm512_sub_epi32(v, _mm512_set1_epi32(by)); }
   static Type to_float(Ints v) { return _mm512_cvtepi32_ps(v); }
   static Ints unsigned_byte(Ints v, int i) {

@@ -94,6 +94,8 @@ void DecoderSession::norm(const DecoderNorm& norm, const float* x, int64_t count
       math.layer_norm(x, norm.weight.data(), norm.bias.data(), n, norm.eps, y);
     else
       math.rms_norm(x, norm.weight.data(), n, norm.eps, y);
+    if (norm.rectified)
+      for (int64_t k = 0; k < n; ++k) y[k] = y[k] < 0.0f ? 0.0f : y[k];  // keeps NaN
   }
 }
 
@@ -146,10 +148,20 @@ void DecoderSession::feed_forward(const DecoderLayer& layer, const float* x, int
   if (!layer.experts.is_empty())
     return experts_.run(layer.experts, *decoder_.math, rules.activation, x, count, shape.width, added_.data(),
                         num_threads);
+  if (layer.neurons && count <= kFewNeurons) {
+    for (int64_t t = 0; t < count; ++t) {
+      float* y = added_.data() + t * shape.width;
+      layer.neurons->run(x + t * shape.width, y, num_threads);
+      if (!layer.down.bias.empty()) decoder_.math->add(layer.down.bias.data(), shape.width, 1.0f, y);
+    }
+    return;
+  }
   layer.gate_up.run(x, count, gate_up_.data(), num_threads);
   const int64_t rows = rules.gated ? 2 * shape.ffn : shape.ffn;
   for (int64_t t = 0; t < count; ++t) {
-    const float* gate = gate_up_.data() + t * rows;
+    float* gate = gate_up_.data() + t * rows;
+    if (layer.shift != 0.0f || layer.threshold != 0.0f)
+      for (int64_t k = 0; k < shape.ffn; ++k) gate[k] = gate[k] <= layer.threshold ? 0.0f : gate[k] - layer.shift;
     decoder_.math->gate(rules.activation, gate, rules.gated ? gate + shape.ffn : nullptr, shape.ffn,
                         gated_.data() + t * shape.ffn);
   }

@@ -47,16 +47,15 @@ FewLayout pack_bitmask(const KeptWeight& weight, const FewOptions& options) {
   return layout;
 }
 
-void unpack_bitmask(const FewLayout& layout, float* values, uint8_t* mask_bits) {
-  const int64_t stride = (layout.view.columns + 7) / 8;
-  for (int64_t r = 0; r < layout.view.rows && stride; ++r)
-    std::memcpy(mask_bits + r * stride, layout.positions.data() + r * layout.view.mask_stride,
+void unpack_bitmask(const FewView& view, float* values, uint8_t* mask_bits) {
+  const int64_t stride = (view.columns + 7) / 8;
+  for (int64_t r = 0; r < view.rows && stride; ++r)
+    std::memcpy(mask_bits + r * stride, view.positions + r * view.mask_stride,
                 static_cast<size_t>(stride));
-  if (layout.kept) std::memcpy(values, layout.values.data(), static_cast<size_t>(layout.kept) * 4);
+  if (const int64_t kept = view.row_starts[view.rows]) std::memcpy(values, view.values, static_cast<size_t>(kept) * 4);
 }
 
-void read_bitmask_row(const FewLayout& layout, int64_t row, float* out) {
-  const FewView view = few_view(layout);
+void read_bitmask_row(const FewView& view, int64_t row, float* out) {
   const int64_t scales = row * ceil_div(view.columns, view.scale_span);
   int64_t at = view.row_starts[row];
   for (int64_t k = 0; k < view.columns; ++k) {

@@ -11,7 +11,6 @@ constexpr int64_t kFarthest = 255;  // what an index byte can say
 
 // Second and third byte of a group that only steps: no other has the same column twice there.
 constexpr uint8_t kStepMark[] = {1, 1};
-bool is_step(const uint8_t* index) { return index[1] && index[1] == index[2]; }
 
 struct Group {
   int64_t first = 0, count = 0;
@@ -72,20 +71,20 @@ FewLayout pack_indexed(const KeptWeight& weight, const FewOptions& options) {
 }
 
 // A kept weight stands on a later column than the one before it; a filler does not.
-void unpack_indexed(const FewLayout& layout, float* values, uint8_t* mask_bits) {
-  const int64_t stride = (layout.view.columns + 7) / 8;
-  for (int64_t r = 0; r < layout.view.rows; ++r) {
+void unpack_indexed(const FewView& view, float* values, uint8_t* mask_bits) {
+  const int64_t stride = (view.columns + 7) / 8;
+  for (int64_t r = 0; r < view.rows; ++r) {
     int64_t first = 0, last = -1;
-    for (int64_t g = layout.row_starts[r]; g < layout.row_starts[r + 1]; ++g) {
-      const uint8_t* index = layout.positions.data() + g * kIndexedGroup;
+    for (int64_t g = view.row_starts[r]; g < view.row_starts[r + 1]; ++g) {
+      const uint8_t* index = view.positions + g * kIndexedGroup;
       first += index[0];
-      if (is_step(index)) continue;
+      if (is_indexed_step(index)) continue;
       for (int64_t j = 0; j < kIndexedGroup; ++j) {
         const int64_t k = first + (j ? index[j] : 0);
         if (k <= last) continue;
         last = k;
         mask_bits[r * stride + (k >> 3)] |= static_cast<uint8_t>(1u << (k & 7));
-        std::memcpy(values++, layout.values.data() + (g * kIndexedGroup + j) * 4, 4);
+        std::memcpy(values++, view.values + (g * kIndexedGroup + j) * 4, 4);
       }
     }
   }

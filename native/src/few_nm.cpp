@@ -6,9 +6,6 @@
 namespace gossamer {
 namespace {
 
-// Bits that hold a position in a window of M, as many bytes as 8 of them take.
-int64_t position_bits(int64_t window) { return window <= 4 ? 2 : window <= 8 ? 3 : window <= 16 ? 4 : 8; }
-
 // Calls visit(row or -1 behind the last, group, slot, word of positions) in the order of the layout;
 // the word holds lane % 8 at that lane's bits.
 template <class Visit>
@@ -35,7 +32,7 @@ FewLayout pack_nm(const KeptWeight& weight, const FewOptions& options, int64_t l
   view.window = options.window;
   view.slots = options.slots;
   view.lanes = lanes;
-  view.position_bits = position_bits(options.window);
+  view.position_bits = nm_position_bits(options.window);
   view.scale_span = options.scale_group;
   const int64_t num_groups = ceil_div(weight.columns, view.window), num_slots = num_groups * view.slots;
   const int64_t num_strips = ceil_div(weight.rows, lanes);
@@ -60,9 +57,8 @@ FewLayout pack_nm(const KeptWeight& weight, const FewOptions& options, int64_t l
   const bool is_int4 = options.type == ValueType::int4;
   StoredValues stored;
   stored.num_scales = num_strips * lanes * (is_int4 ? scales_of_strip : 1);
-  constexpr int64_t kSpareBytes = 8;  // kernels read 4 bytes for a word of 2 or 3
   layout.positions.assign(
-      static_cast<size_t>(num_strips * num_slots * lanes / 8 * view.position_bits + kSpareBytes), 0);
+      static_cast<size_t>(num_strips * num_slots * lanes / 8 * view.position_bits + kNmSparePositions), 0);
   each_slot(view, [&](int64_t row, int64_t g, int64_t s, int64_t strip, int64_t lane, int64_t byte) {
     const int64_t slot = g * view.slots + s, from = row * num_slots + slot;
     stored.add(row < 0 ? 0.0f : values[from],
@@ -76,13 +72,12 @@ FewLayout pack_nm(const KeptWeight& weight, const FewOptions& options, int64_t l
   return layout;
 }
 
-void unpack_nm(const FewLayout& layout, float* values, uint8_t* mask_bits) {
-  const FewView& view = layout.view;
+void unpack_nm(const FewView& view, float* values, uint8_t* mask_bits) {
   const int64_t stride = (view.columns + 7) / 8, per_row = ceil_div(view.columns, view.window) * view.slots;
-  const uint8_t* value = layout.values.data();
+  const uint8_t* value = view.values;
   each_slot(view, [&](int64_t row, int64_t g, int64_t s, int64_t, int64_t lane, int64_t byte) {
     uint64_t word = 0;
-    std::memcpy(&word, layout.positions.data() + byte, static_cast<size_t>(view.position_bits));
+    std::memcpy(&word, view.positions + byte, static_cast<size_t>(view.position_bits));
     const int64_t position = word >> (lane % 8 * view.position_bits) & ((1 << view.position_bits) - 1);
     const int64_t k = g * view.window + position;
     if (row >= 0) {

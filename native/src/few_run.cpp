@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "gossamer/few_layout.hpp"
+#include "gossamer/stored_weight.hpp"
 #include "row_parts.hpp"
 
 namespace gossamer {
@@ -30,28 +32,63 @@ FewLayout pack(const KeptWeight& weight, const FewOptions& options, int64_t lane
   return pack_nm(weight, options, lanes);
 }
 
+template <class T>
+StoredArray stored_array(const T* items, int64_t count) {
+  return {items, static_cast<size_t>(count) * sizeof(T)};
+}
+
+FewSizes sizes_of(const FewLayout& layout) {
+  const auto count = [](const auto& items) { return static_cast<int64_t>(items.size()); };
+  return {count(layout.positions),    count(layout.values),     count(layout.row_starts),
+          count(layout.scale_starts), count(layout.row_scales), count(layout.scales)};
+}
+
 struct FewWeight final : PackedWeight {
-  FewLayout layout;
+  FewLayout layout;  // of a weight that was packed here
+  Keeper keeper;     // of one whose arrays are those of a file
+  FewView view;
+  FewSizes sizes;
+  bool is_exact;
   FewForm form;
   FewKernel kernel;
 
   FewWeight(const KeptWeight& weight, const FewOptions& options, const FewKernels& kernels)
       : layout(pack(weight, options, kernels.lanes)),
-        form(options.form),
-        kernel(kernels.run[static_cast<int>(options.form)][static_cast<int>(options.type)]) {
-    rows = weight.rows;
-    columns = weight.columns;
-    kept = layout.kept;
+        view(few_view(layout)),
+        sizes(sizes_of(layout)),
+        is_exact(layout.is_exact),
+        form(options.form) {
+    set_sizes(layout.kept, kernels);
+  }
+  FewWeight(const FewView& view, FewForm form, const FewSizes& sizes, int64_t num_kept, bool is_exact, Keeper keeper,
+            const FewKernels& kernels)
+      : keeper(std::move(keeper)), view(view), sizes(sizes), is_exact(is_exact), form(form) {
+    set_sizes(num_kept, kernels);
+  }
+
+  void set_sizes(int64_t num_kept, const FewKernels& kernels) {
+    kernel = kernels.run[static_cast<int>(form)][static_cast<int>(view.type)];
+    rows = view.rows;
+    columns = view.columns;
+    kept = num_kept;
+  }
+
+  bool stored(StoredWeight* out) const override {
+    out->family = "few";
+    out->numbers = {rows,       columns,     kept,       static_cast<int>(form), static_cast<int>(view.type), is_exact, view.mask_stride,
+                    view.scale_span, view.window, view.slots, view.lanes,             view.position_bits};
+    out->arrays = {stored_array(view.positions, sizes.positions),       stored_array(view.values, sizes.values),
+                   stored_array(view.row_starts, sizes.row_starts),     stored_array(view.scale_starts, sizes.scale_starts),
+                   stored_array(view.row_scales, sizes.row_scales),     stored_array(view.scales, sizes.scales)};
+    return true;
   }
 
   size_t bytes() const override {
-    return layout.positions.size() + layout.values.size() + layout.scales.size() * sizeof(uint16_t) +
-           layout.row_scales.size() * sizeof(float) +
-           (layout.row_starts.size() + layout.scale_starts.size()) * sizeof(int64_t);
+    return static_cast<size_t>(sizes.positions + sizes.values + sizes.scales * 2 + sizes.row_scales * 4 +
+                               (sizes.row_starts + sizes.scale_starts) * 8);
   }
 
   void run(const LinearCall& call, int num_threads) const override {
-    const FewView view = few_view(layout);
     run_row_parts(rows, kRowUnit, bytes(), kBytesPerThread, few_scratch_floats(view, call.tokens) * sizeof(float),
                   num_threads, [&](int64_t first, int64_t last, void* scratch) {
                     kernel(view, call, first, last, static_cast<float*>(scratch));
@@ -59,15 +96,15 @@ struct FewWeight final : PackedWeight {
   }
 
   bool can_read_rows() const override { return form == FewForm::bitmask; }
-  void read_row(int64_t row, float* out) const override { read_bitmask_row(layout, row, out); }
+  void read_row(int64_t row, float* out) const override { read_bitmask_row(view, row, out); }
 
-  bool is_lossless() const override { return layout.view.type == ValueType::fp32 && layout.is_exact; }
+  bool is_lossless() const override { return view.type == ValueType::fp32 && is_exact; }
 
   void unpack(float* values, uint8_t* mask_bits) const override {
     switch (form) {
-      case FewForm::bitmask: return unpack_bitmask(layout, values, mask_bits);
-      case FewForm::indexed: return unpack_indexed(layout, values, mask_bits);
-      case FewForm::nm: return unpack_nm(layout, values, mask_bits);
+      case FewForm::bitmask: return unpack_bitmask(view, values, mask_bits);
+      case FewForm::indexed: return unpack_indexed(view, values, mask_bits);
+      case FewForm::nm: return unpack_nm(view, values, mask_bits);
     }
   }
 };
@@ -112,6 +149,35 @@ std::string few_refusal(const KeptWeight& weight, int64_t num_values, const FewO
 
 std::unique_ptr<PackedWeight> pack_few_weight(const KeptWeight& weight, const FewOptions& options, Isa isa) {
   return std::make_unique<FewWeight>(weight, options, few_kernels(isa));
+}
+
+std::unique_ptr<PackedWeight> restore_few(const StoredWeight& stored, Isa isa, Keeper keeper) {
+  StoredReader read(stored);
+  FewView view{};
+  view.rows = read.number(0, kMaxStored);
+  view.columns = read.number(0, kMaxStored);
+  const int64_t num_kept = read.number(0, view.rows * view.columns);
+  const auto form = static_cast<FewForm>(read.number(0, 2));
+  view.type = static_cast<ValueType>(read.number(0, 3));
+  const bool is_exact = read.number(0, 1);
+  view.mask_stride = read.number(0, kMaxStored);
+  view.scale_span = read.number(0, kMaxStored);
+  view.window = read.number(0, 32);
+  view.slots = read.number(0, 32);
+  view.lanes = read.number(0, 16);
+  view.position_bits = read.number(0, 8);
+  FewSizes sizes{};
+  view.positions = read.array_of<uint8_t>(&sizes.positions);
+  view.values = read.array_of<uint8_t>(&sizes.values);
+  view.row_starts = read.array_of<int64_t>(&sizes.row_starts);
+  view.scale_starts = read.array_of<int64_t>(&sizes.scale_starts);
+  view.row_scales = read.array_of<float>(&sizes.row_scales);
+  view.scales = read.array_of<uint16_t>(&sizes.scales);
+  read.done();
+  const FewKernels& kernels = few_kernels(isa);
+  StoredReader::expect(form != FewForm::nm || view.lanes == kernels.lanes, "strips are those of other kernels");
+  check_few(view, form, sizes, num_kept, is_exact);
+  return std::make_unique<FewWeight>(view, form, sizes, num_kept, is_exact, std::move(keeper), kernels);
 }
 
 std::unique_ptr<PackedWeight> few_ceiling_weight(FewForm form, Isa isa) {

@@ -9,9 +9,6 @@
 namespace gossamer {
 namespace {
 
-// Kernels read whole vectors behind the last value.
-constexpr size_t kSpareBytes = 64;
-
 int quantised(float v, float scale, int lowest, int highest) {
   if (scale == 0.0f) return 0;
   return std::clamp(static_cast<int>(std::nearbyint(std::clamp(v / scale, -1e4f, 1e4f))), lowest, highest);
@@ -48,21 +45,21 @@ void encode_values(const StoredValues& stored, FewLayout& layout) {
   const size_t count = stored.values.size();
   switch (layout.view.type) {
     case ValueType::fp32:
-      layout.values.assign(count * 4 + kSpareBytes, 0);
+      layout.values.assign(count * 4 + kFewSpareBytes, 0);
       if (count) std::memcpy(layout.values.data(), stored.values.data(), count * 4);
       return;
     case ValueType::bf16:
-      layout.values.assign(count * 2 + kSpareBytes, 0);
+      layout.values.assign(count * 2 + kFewSpareBytes, 0);
       for (size_t i = 0; i < count; ++i) {
         const uint16_t half = to_bf16(stored.values[i]);
         std::memcpy(layout.values.data() + 2 * i, &half, 2);
       }
       return;
     case ValueType::int8:
-      layout.values.assign(count + kSpareBytes, 0);
+      layout.values.assign(count + kFewSpareBytes, 0);
       return encode_int8(stored, layout);
     case ValueType::int4:
-      layout.values.assign((count + 1) / 2 + kSpareBytes, 0);
+      layout.values.assign((count + 1) / 2 + kFewSpareBytes, 0);
       return encode_int4(stored, layout);
   }
 }

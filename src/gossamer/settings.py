@@ -34,12 +34,27 @@ def tuning_enabled() -> bool:
 
 
 def cache_dir() -> Path:
-    """`GOSSAMER_CACHE`: where measured kernel choices are kept between runs."""
+    """`GOSSAMER_CACHE`: where measured kernel choices and packed engines are kept between runs."""
     value = os.environ.get("GOSSAMER_CACHE")
     if value:
         return Path(value)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gossamer"
+
+
+_UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def cache_bytes() -> int:
+    """`GOSSAMER_CACHE_SIZE`: the most bytes of packed engines, such as 4G; 0 keeps none."""
+    value = os.environ.get("GOSSAMER_CACHE_SIZE", "").strip().upper() or "8G"
+    number, unit = (value[:-1], value[-1]) if value[-1] in _UNITS else (value, "")
+    if not (number.isascii() and number.isdigit() and len(number) <= 15):
+        raise InputError(
+            "GOSSAMER_CACHE_SIZE: expected a whole number of bytes, or one with K, M, G or T behind"
+            f" it, got {value!r}."
+        )
+    return int(number) << _UNITS.get(unit, 0)
 
 
 def data_dir() -> Path | None:
@@ -65,6 +80,7 @@ def summary() -> dict[str, str]:
         "GOSSAMER_KERNELS": forced_kernels() or "(best available)",
         "GOSSAMER_TUNE": "on" if tuning_enabled() else "off",
         "GOSSAMER_CACHE": str(cache_dir()),
+        "GOSSAMER_CACHE_SIZE": f"{cache_bytes() >> 20} MiB",
         "GOSSAMER_DATA": str(data_dir() or "(none)"),
         "GOSSAMER_PEERS": str(peers_dir()),
         "GOSSAMER_API_KEY": "(none)" if api_key() is None else "(set)",

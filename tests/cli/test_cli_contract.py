@@ -128,7 +128,7 @@ def test_help_imports_nothing_heavy(arguments):
     assert done.stdout.strip()
 
 
-SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe", "run")]
+SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe", "run", "zoo")]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,8 @@ SINGLE = [name for name in COMMANDS if name not in ("bench", "recipe", "run")]
         "bench linear",
         "bench model",
         *(f"recipe {name}" for name in RECIPE_COMMANDS),
+        "zoo list",
+        "zoo make",
         *(f"run {name}" for name in RUN_COMMANDS),
     ],
 )

@@ -14,7 +14,16 @@ GOLDEN = {
     "quickstart": ["--model", "--out", "--sparsity"],
     "shrink": [
         *("MODEL", "--also", "--budget", "--data", "--engines", "--max-bytes", "--max-latency"),
-        *("--max-loss", "--metric", "--no-engines", "--out", "--test-data", "--valid-data", "-o"),
+        *(
+            "--length",
+            "--max-loss",
+            "--metric",
+            "--no-engines",
+            "--out",
+            "--test-data",
+            "--valid-data",
+            "-o",
+        ),
     ],
     "prune": [
         *("MODEL", "--budget", "--format", "--ignore", "--out", "--pattern", "--scorer"),
@@ -27,7 +36,15 @@ GOLDEN = {
         *("--resume", "--set", "--tensorboard", "-o"),
     ],
     "plan": [
-        *("RECIPE_OR_MODEL", "--batch", "--calibrate", "--cluster", "--data", "--microbatch"),
+        *(
+            "RECIPE_OR_MODEL",
+            "--batch",
+            "--calibrate",
+            "--cluster",
+            "--data",
+            "--keys",
+            "--microbatch",
+        ),
         *("--out", "--ranks", "--schedule", "--set", "--sparsity", "--staged", "--state"),
         "--tokens",
     ],

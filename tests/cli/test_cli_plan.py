@@ -4,8 +4,11 @@
 import json
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gossamer.cli.main import main
+from gossamer.patterns.attention.key_rules import parse_key_rules
+from gossamer.running.decoder import DecoderEngine
 
 
 def test_a_plan_is_one_json_document(capsys):
@@ -84,3 +87,24 @@ def test_calibration_writes_a_cluster_that_a_plan_reads(tmp_path, capsys):
     assert main(["plan", "train-gpt", "--cluster", str(mine), "--json"]) == 0
     text = capsys.readouterr().out
     assert '"figures": "measured"' in text
+
+
+def test_memory_of_keys_is_what_a_session_takes(capsys, tmp_path):
+    config = LlamaConfig(
+        vocab_size=20, hidden_size=64, intermediate_size=32, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "llama")
+    assert main(["plan", str(tmp_path / "llama"), "--keys", "640", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["keys"]
+    engine = DecoderEngine(model, context=640)
+    for row in found:
+        keys = parse_key_rules(row["attention"], row["keys"])
+        assert row["size"] == engine.with_keys(keys).key_bytes
+    assert found[0]["per_token"] == 2 * 3 * 2 * 16 * 4
+    assert main(["plan", "gpt3-xl", "--keys", "2048"]) == 0
+    shown = capsys.readouterr().out
+    assert "bounded" in shown
+    assert "int4" in shown
+    assert main(["plan", "nowhere", "--keys", "10"]) == 2

@@ -7,6 +7,9 @@ import pytest
 from warm_processes import run_script
 
 from gossamer.ops import kernel_list
+from gossamer.ops.operators.kernels import BACKWARD, FORWARD
+from gossamer.ops.operators.table import _FUNCTIONS, _NAMES
+from gossamer.ops.sparsifiers import SPARSIFIERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -31,12 +34,17 @@ def blocks(page, language):
 
 @pytest.fixture
 def plug_ins_forgotten():
-    """Kernels that a page registers must not run in the tests after it."""
+    """What a page registers must not be there in the tests after it."""
     kernels = kernel_list("linear")
-    built_in = kernels.names()
+    before = [(table, table.names()) for table in (kernels, SPARSIFIERS)]
+    tables = [(table, dict(table)) for table in (FORWARD, BACKWARD, _FUNCTIONS, _NAMES)]
     yield
-    for name in set(kernels.names()) - set(built_in):
-        kernels.remove(name)
+    for registry, names in before:
+        for name in set(registry.names()) - set(names):
+            registry.remove(name)
+    for table, built_in in tables:
+        table.clear()
+        table.update(built_in)
 
 
 @pytest.mark.usefixtures("plug_ins_forgotten")
@@ -61,8 +69,11 @@ def test_example_runs(example, tmp_path):
     assert result.stdout
 
 
-def test_the_plug_in_example_is_short():
-    assert len((ROOT / "examples" / "custom_format.py").read_text().splitlines()) <= 60
+@pytest.mark.parametrize(
+    "name", ["custom_format", "sparse_activations", "sparse_bert_layer", "sparse_gradients"]
+)
+def test_examples_of_plug_ins_and_sparse_tensors_are_short(name):
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
 
 
 def test_make_targets_named_in_documents_exist():

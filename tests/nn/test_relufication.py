@@ -20,7 +20,6 @@ from transformers import (
 import gossamer
 from gossamer.errors import InputError, TargetError
 from gossamer.nn.relufication import (
-    Histogram,
     ShiftedReLU,
     choose_shifts,
     find_feed_forward,
@@ -28,6 +27,7 @@ from gossamer.nn.relufication import (
     relufy,
     restore_activations,
 )
+from gossamer.nn.relufication.histogram import Histogram
 from gossamer.zoo import TinyEncoder
 
 MODELS = {

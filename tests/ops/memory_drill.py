@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import native_calls
+import numpy as np
 import torch
 
 from gossamer.errors import ResourceError
@@ -47,7 +48,8 @@ def outcome(call, memory: ctypes.CDLL, fail_at: int) -> tuple[object, int]:
     worker = threading.Thread(target=work)
     worker.start()
     worker.join()
-    return said[0], int(said[1])
+    got = torch.from_numpy(said[0]) if isinstance(said[0], np.ndarray) else said[0]
+    return got, int(said[1])
 
 
 def drill(call, memory: ctypes.CDLL) -> dict[str, object]:

@@ -14,6 +14,7 @@ from gossamer.ops.conv.packed_conv import PackedInt8Conv
 from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.engines import decoder as dec
 from gossamer.ops.engines.conv_net import ConvStep, NetPlan, NetValue, PackedConvNet, PoolStep
+from gossamer.ops.engines.decoder_session import NativeDecoder, NativeSession
 from gossamer.ops.engines.encoder import EncoderBlock, Norm, PackedEncoder, Product
 from gossamer.ops.linear.few import pack_few
 from gossamer.ops.training.optimizer_passes import NativeMoment, absorb, adamw_step
@@ -108,10 +109,10 @@ def make_encoder(precision="fp32"):
     return PackedEncoder(layers, 24, precision)
 
 
-def make_neurons(bf16=False):
+def make_neurons(rows="fp32"):
     """A gated block of 70 neurons and 24 features."""
     gate, up, down = (random(70, 24, seed=seed) for seed in (1, 2, 3))
-    return PackedNeurons(gate, up, down, gate_bias_N=random(70) - 1, bf16=bf16)
+    return PackedNeurons(gate, up, down, gate_bias_N=random(70) - 1, rows=rows)
 
 
 def make_decoder():
@@ -137,7 +138,8 @@ def make_decoder():
     ]
     head = layer(50, 32, 50)
     angles = torch.outer(torch.arange(40.0), torch.tensor([1.0, 0.5, 0.25, 0.125]))
-    return dec.NativeDecoder(shape, head.few, blocks, norm, head, [(angles.cos(), angles.sin())])
+    angles = [(angles.cos(), angles.sin())]
+    return NativeDecoder(dec.decoder_plan(shape, head.few, blocks, norm, head, angles))
 
 
 def compact_linear(mode="jit", in_features=80, out_features=48):
@@ -226,10 +228,11 @@ def calls() -> dict[str, Callable[[], torch.Tensor]]:
     few, known = hidden[:3], torch.arange(0, 70, 3)
     made["neurons"] = lambda: neurons(few)[0]
     made["neurons known"] = lambda: neurons(few, known)[0]
-    made["pack neurons"] = lambda: make_neurons(bf16=True)(few)[0]
+    made["pack neurons int8"] = lambda: make_neurons(rows="int8")(few)[0]
+    made["pack neurons"] = lambda: make_neurons(rows="bf16")(few)[0]
     decoder, ids = make_decoder(), np.arange(30, dtype=np.int32)
-    made["decoder"] = lambda: dec.NativeSession(decoder).step(ids, every=True)
-    made["pack decoder"] = lambda: dec.NativeSession(make_decoder()).step(ids)
+    made["decoder"] = lambda: NativeSession(decoder).step(ids, every=True)
+    made["pack decoder"] = lambda: NativeSession(make_decoder()).step(ids)
     for mode in ("jit", "resident", "kernel"):
         linear, conv2d = compact_linear(mode), compact_conv(mode)
         for name, layer, x in (("linear", linear, tokens), ("conv", conv2d, images)):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from gossamer.ops.experts import grouped_linear, native_products
 from gossamer.ops.experts.gradients import new_gradient
@@ -166,6 +167,15 @@ def test_gradients_of_idle_experts_are_zero_in_memory_that_was_used(dtype, rows,
             assert not part.any()
             part.add_(1)
             assert float(part.double().sum()) == rows * 700
+
+
+@pytest.mark.parametrize("counts", [(3, 0), (2, 1)], ids=str)
+def test_a_large_gradient_that_is_traced_has_no_memory(counts):
+    with FakeTensorMode():
+        x, w = torch.empty(3, 1500, requires_grad=True), torch.empty(2000, 1500, requires_grad=True)
+        grouped_linear(x, w, None, counts).sum().backward()
+    assert isinstance(w.grad, FakeTensor)
+    assert w.grad.shape == w.shape
 
 
 def test_what_is_left_to_torch(monkeypatch):

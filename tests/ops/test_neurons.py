@@ -28,18 +28,19 @@ def block(neurons, features, seed=0, gated=True, biased=True):
     return made
 
 
-def dense(parts, x, shift=0.0, power=1):
+def dense(parts, x, cut=(0.0, 0.0), power=1):
     """In float64: output, active neurons, and what its rounding errors are measured by."""
     parts = {name: None if part is None else part.double() for name, part in parts.items()}
     x = x.double()
-    g = x @ parts["gate_ND"].T - shift
+    g = x @ parts["gate_ND"].T
     if parts.get("gate_bias_N") is not None:
         g = g + parts["gate_bias_N"]
-    h = g.relu() ** power
+    shift, threshold = cut
+    h = torch.where(g > threshold, g - shift, 0) ** power
     if parts["up_ND"] is not None:
         u = x @ parts["up_ND"].T
         h = h * (u if parts.get("up_bias_N") is None else u + parts["up_bias_N"])
-    return h @ parts["down_ND"], int((g > 0).sum()), h.abs() @ parts["down_ND"].abs()
+    return h @ parts["down_ND"], int((g > threshold).sum()), h.abs() @ parts["down_ND"].abs()
 
 
 def check(parts, x, **options):
@@ -58,9 +59,9 @@ def test_equals_the_dense_block(kernels, sizes, gated):
 
 
 @pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("shift", [0.0, 3.0, 1e9])
-def test_shift_and_power(kernels, shift, power):
-    check(block(90, 40), torch.randn(2, 40), shift=shift, power=power)
+@pytest.mark.parametrize("cut", [(0.0, 0.0), (3.0, 3.0), (0.0, 3.0), (1e9, 1e9)])
+def test_shift_threshold_and_power(kernels, cut, power):
+    check(block(90, 40), torch.randn(2, 40), cut=cut, power=power)
 
 
 @settings(deadline=None, max_examples=30)
@@ -74,7 +75,7 @@ def test_shift_and_power(kernels, shift, power):
 def test_any_block(neurons, features, shift, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, features, generator=generator) * scale
-    check(block(neurons, features, seed, biased=bool(seed % 2)), x, shift=shift)
+    check(block(neurons, features, seed, biased=bool(seed % 2)), x, cut=(shift, shift))
 
 
 def test_all_and_no_neurons():
@@ -90,7 +91,7 @@ def test_all_and_no_neurons():
 def test_rows_in_bf16_are_rounded_and_half_as_large():
     parts = block(300, 128)
     x = torch.randn(1, 128)
-    full, half = PackedNeurons(**parts), PackedNeurons(**parts, bf16=True)
+    full, half = PackedNeurons(**parts), PackedNeurons(**parts, rows="bf16")
     assert half.nbytes < 0.65 * full.nbytes
     rounded = {
         name: part.bfloat16().float() if name.endswith("_ND") else part
@@ -98,6 +99,35 @@ def test_rows_in_bf16_are_rounded_and_half_as_large():
     }
     wanted, _, scale = dense(rounded, x)
     assert bool(((half(x)[0].double() - wanted).abs() <= 2e-3 * (scale + 1)).all())
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 7), (40, 16), (33, 129), (130, 128), (64, 200)])
+def test_int8_rows_are_codes_of_the_weights(kernels, sizes, gated):
+    parts, x = block(*sizes, gated=gated), torch.randn(3, sizes[1])
+    packed = PackedNeurons(**parts, rows="int8")
+    coded = dict(parts)
+    for name, top in {"gate_ND": 119, "up_ND": 127, "down_ND": 127}.items():
+        if parts[name] is not None:
+            scale = parts[name].double().abs().amax(1, keepdim=True) / top
+            coded[name] = (parts[name].double() / scale).round() * scale
+    wanted, _, scale = dense(coded, x)
+    y, _ = packed(x)
+    # x has 16 bits.
+    assert bool(((y.double() - wanted).abs() <= 1e-3 * (scale + 1)).all())
+    known = torch.arange(sizes[0])
+    torch.testing.assert_close(packed(x, known)[0], y, rtol=1e-4, atol=1e-3)
+
+
+def test_inputs_above_zero_do_not_fool_the_high_bits(kernels):
+    # What 4 bits leave out has a mean, and such inputs add it up.
+    parts, x = block(300, 2048, biased=False), torch.rand(4, 2048)
+    check(parts, x, cut=(40.0, 40.0))
+
+
+def test_an_unknown_type_of_rows_is_refused():
+    with pytest.raises(InputError, match="rows must be one of fp32, bf16, int8"):
+        PackedNeurons(**block(3, 4), rows="int4")
 
 
 def test_one_outlier_in_x_does_not_hide_neurons():
@@ -113,7 +143,8 @@ def test_nan_and_infinity_are_seen():
     for bad in (torch.nan, torch.inf):
         x = torch.randn(1, 30)
         x[0, 3] = bad
-        assert not bool(PackedNeurons(**parts)(x)[0].isfinite().any())
+        for rows in ("fp32", "bf16", "int8"):
+            assert not bool(PackedNeurons(**parts, rows=rows)(x)[0].isfinite().any())
 
 
 def test_threads_give_the_same_bits():

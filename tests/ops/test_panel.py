@@ -138,18 +138,21 @@ def test_broadcast_rows_are_read_once_each():
 
 # In a process of its own: packages of others, such as scikit-learn, bring a pool that is theirs.
 ONE_POOL = """
+import {first}
+from gossamer.ops import _native
 import torch
 from pathlib import Path
-from gossamer.ops import _native
 torch.randn(64, 64) @ torch.randn(64, 64)
 maps = Path("/proc/self/maps").read_text().splitlines()
-print(len({line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}))
+print(len({{line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}}))
 """
 
 
-def test_one_openmp_pool():
+@pytest.mark.parametrize("first", ["torch", "gossamer.ops"])
+def test_one_openmp_pool(first):
+    program = ONE_POOL.format(first=first)
     done = subprocess.run(
-        [sys.executable, "-c", ONE_POOL], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.split() == ["1"]
 

@@ -30,7 +30,7 @@ def published(name, ranks, batch, *, everything=True, cut="even", tied=True):
         load_cluster("summit"),
         StepSpec(batch, 0.9, microbatch=1, recompute="sqrt", cut=cut, buckets=False),
         ranks=ranks,
-        schedules=("1f1b",),
+        schedules=("message-driven",),
         max_shard=1,
         choice="smallest-pipeline",
     )

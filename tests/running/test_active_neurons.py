@@ -11,7 +11,7 @@ from gossamer.errors import InputError, TargetError
 from gossamer.nn.relufication import relufy
 from gossamer.ops.timing import Duel
 from gossamer.running.layers import neurons, use_active_neurons
-from gossamer.running.layers.neurons import ActiveNeurons
+from gossamer.running.layers.neurons import ActiveNeurons, reused_neurons
 
 
 @pytest.fixture
@@ -83,3 +83,34 @@ def test_refusals(active_wins):
     use_active_neurons(model, run)
     with pytest.raises(InputError, match="for inference"):
         model.model.layers[0].mlp(torch.randn(1, 1, 32, requires_grad=True))
+
+
+def test_tokens_after_a_window_read_its_neurons_only(active_wins):
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(16, 60), nn.ReLU(), nn.Linear(60, 16))
+    holder = nn.ModuleDict({"block": block})
+    gate, down = block[0], block[2]
+    tokens = torch.randn(12, 1, 16)
+    with torch.inference_mode():
+        use_active_neurons(holder, lambda m: m["block"](torch.randn(8, 16)))
+        assert isinstance(holder["block"], ActiveNeurons)
+        with reused_neurons(holder, window=2, reuse=3):
+            found = [holder["block"](x) for x in tokens]
+        for at, x in enumerate(tokens):
+            h = gate(x).double().relu()
+            first = at // 5 * 5
+            if at - first >= 2:
+                h = h * (gate(tokens[first : first + 2]) > 0).any(0)
+            wanted = (h @ down.weight.double().T + down.bias).float()
+            torch.testing.assert_close(found[at], wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(holder["block"](tokens[4]), down(gate(tokens[4]).relu()))
+    assert holder["block"].memory is None
+
+
+def test_reuse_is_refused_where_nothing_can_be_reused(active_wins):
+    model = llama()
+    with pytest.raises(TargetError, match="use_active_neurons first"), reused_neurons(model, 1, 1):
+        pass
+    use_active_neurons(model, run)
+    with pytest.raises(InputError, match="window must be 1 or more"), reused_neurons(model, 0, 1):
+        pass

@@ -7,7 +7,7 @@ import torch
 
 import gossamer
 from gossamer.running.decoder import GenerationOptions, make_generator
-from gossamer.running.decoder.generation import TransformersGenerator
+from gossamer.running.decoder.choosing import TransformersGenerator
 from gossamer.running.packed import PackedLinear
 
 transformers = pytest.importorskip("transformers")

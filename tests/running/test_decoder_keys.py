@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from gossamer.errors import InputError, PatternError
-from gossamer.ops.engines.decoder import NativeSession
+from gossamer.ops.engines.decoder_session import NativeSession
 from gossamer.ops.kernels import available_kernels
 from gossamer.patterns.attention.key_rules import KeyRules, parse_key_rules
 from gossamer.running.decoder import DecoderEngine, GenerationOptions, make_generator
@@ -112,7 +113,7 @@ def steps(engine, ids, prompt):
     session = NativeSession(engine._native, engine.keys)
     found = [session.step(ids[:prompt].int().numpy(), every=True)] if prompt else []
     found += [session.step(ids[i : i + 1].int().numpy()) for i in range(prompt, len(ids))]
-    return torch.cat(found).double()
+    return torch.from_numpy(np.concatenate(found)).double()
 
 
 def error(found, wanted):
@@ -165,7 +166,45 @@ def test_int8_has_the_same_codes_on_every_set(model, monkeypatch):
     assert all(distance(other, found[0]) < 0.004 for other in found[1:])
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def spread(x):
+    """Rows filled up to 32 numbers, times a Hadamard matrix."""
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(5):
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return torch.nn.functional.pad(x, (0, 32 - x.shape[-1])) @ matrix / math.sqrt(32)
+
+
+def in_fours(x):
+    """Rows after a Hadamard matrix as -7 to 7 times a scale."""
+    scale = x.abs().amax(-1, keepdim=True) / 7.4
+    return (x / scale).round() * scale
+
+
+# Random weights amplify what rounding leaves: int4 as such moves logits by half of their size.
+@pytest.mark.parametrize("prompt", [0, 16])
+def test_int4_equals_a_forward_of_codes(kernels, model, prompt):
+    def scores(_, q, k):
+        positions = torch.arange(q.shape[1])
+        q, k = (spread(turned(x, positions, model)) for x in (q, k))
+        return (in_codes(q) @ in_fours(k).mT).masked_fill(~causal(q.shape[1]), -math.inf)
+
+    def values(v):
+        return spread(in_fours(spread(v)))[..., : v.shape[-1]]
+
+    wanted = forward(model, IDS[:80], scores, values)
+    found = steps(engine_of(model, dtype="int4"), IDS[:80], prompt)
+    # A number between two codes may be rounded otherwise, and all tokens behind it see that.
+    assert (found - wanted).norm(dim=-1).median() / wanted.norm(dim=-1).median() < 0.05
+    plain = forward(model, IDS[:80], all_scores(model))
+    assert distance(plain, wanted) > 0.1
+
+
+def test_int4_prompts_on_tiles_are_those_of_tokens(kernels, model):
+    one_by_one = steps(engine_of(model, dtype="int4"), IDS[:80], 0)
+    assert distance(steps(engine_of(model, dtype="int4"), IDS[:80], 80), one_by_one) < 0.2
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("text", ["pages:320", "mass:1", "window:320", "sinks:4+window:320"])
 def test_a_budget_of_everything_has_the_same_bits(kernels, model, text, dtype):
     full = steps(engine_of(model, dtype=dtype), IDS, 150)
@@ -346,7 +385,7 @@ def test_texts_share_prefixes_and_prompts_come_in_parts(model):
     assert max(session.shared(long) for session in generator._free) == 289
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
 def test_memory_is_what_a_session_says(model, dtype):
     for text in ("full", "pages:64", "window:40"):
         engine = engine_of(model, text, dtype)
@@ -354,14 +393,14 @@ def test_memory_is_what_a_session_says(model, dtype):
     full = engine_of(model, dtype=dtype).key_bytes
     layers, heads, padded = 3, 2, 32
     positions = -(-MOST // PAGE) * PAGE
-    each = 4 * padded if dtype == "fp32" else padded + 4
+    each = {"fp32": 4 * padded, "int8": padded + 4, "int4": padded // 2 + 4}[dtype]
     assert full == 2 * layers * heads * positions * each
 
 
 def test_keys_that_are_not_finite_show(kernels):
     broken = make_model()
     broken.model.layers[1].self_attn.k_proj.weight[0] = 3e38
-    for dtype in ("fp32", "int8"):
+    for dtype in ("fp32", "int8", "int4"):
         found = steps(engine_of(broken, dtype=dtype), IDS[:40], 20)
         assert not torch.isfinite(found[-1]).any()
 
@@ -416,5 +455,5 @@ def test_mistakes_in_rules_are_named(text, message):
 
 
 def test_an_unknown_type_of_keys_is_named():
-    with pytest.raises(PatternError, match="stored in one of fp32, int8, got 'int5'"):
+    with pytest.raises(PatternError, match="stored in one of fp32, int8, int4, got 'int5'"):
         parse_key_rules("full", "int5")

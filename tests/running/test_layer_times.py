@@ -7,9 +7,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import gossamer
 from gossamer.cli.main import cli
+from gossamer.nn.attention.parts import attention_parts
 from gossamer.report.charts import layer_bars
 from gossamer.running.bench import dense_copy
 from gossamer.running.layers import LayerTime, LayerTimes, compile, layer_times
@@ -47,6 +49,25 @@ def test_networks_in_one_call_are_one_row(monkeypatch):
     assert by_name["0"].sparse_ms is None
     assert by_name["network (one native call)"].dense_ms is None
     assert fast.forward.net is net
+
+
+def test_attention_is_what_its_layers_leave(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_TUNE", "off")
+    config = LlamaConfig(
+        vocab_size=20, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=600,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    gossamer.sparsify(model, sparsity=0.5)
+    ids = torch.randint(0, 20, (1, 512))
+    fast, dense = compile(model, tokens=512, inplace=False), dense_copy(model)
+    assert list(attention_parts(model)) == [f"model.layers.{i}.self_attn" for i in range(2)]
+    times = layer_times(fast, dense, lambda net: net(ids), seconds=0)
+    assert 0 < times.attention.dense_ms < times.dense_ms
+    assert 0 < times.attention.sparse_ms < times.sparse_ms
+    assert "attention" not in {layer.name for layer in times.layers}
+    assert set(attention_parts(nn.TransformerEncoderLayer(8, 2))) == {"self_attn"}
+    assert attention_parts(nn.Linear(2, 2)) == {}
 
 
 def test_bars_are_on_one_scale():

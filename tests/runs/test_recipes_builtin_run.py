@@ -19,8 +19,11 @@ def tiny():
 
 # Those that train have their own folder, data and checkpoints:
 # tests/training/test_builtin_recipes.py; those that leave the bytes as they are:
-# tests/runs/test_recipes_{tokens,relufy,mixtures,attention}.py
-ELSEWHERE = ("train-", "tokens-", "relufy-", "moefy-", "upcycle-", "fewer-", "attention-")
+# tests/runs/test_recipes_{tokens,relufy,mixtures,attention}.py; those of convolutional networks:
+# tests/runs/test_recipes_channels.py
+ELSEWHERE = (
+    *("train-", "tokens-", "relufy-", "moefy-", "upcycle-", "fewer-", "attention-", "channels-"),
+)
 PRUNING = [name for name in builtin_names() if not name.startswith(ELSEWHERE)]
 
 

@@ -11,6 +11,7 @@
 #include "gossamer/decoder_experts.hpp"
 #include "gossamer/decoder_linear.hpp"
 #include "gossamer/decoder_math.hpp"
+#include "gossamer/neuron_block.hpp"
 #include "gossamer/packed_weight.hpp"
 #include "kv/kv.hpp"
 
@@ -36,6 +37,7 @@ struct DecoderRules {
 struct DecoderNorm {
   std::vector<float> weight, bias;  // no weight: there is no such norm
   float eps = 0.0f;
+  bool rectified = false;  // a ReLU behind it
 
   explicit operator bool() const { return !weight.empty(); }
 };
@@ -49,6 +51,9 @@ struct DecoderRotation {
 struct DecoderLayer {
   DecoderLinear qkv, out, gate_up, down;       // rows of queries, keys, values; of gate, up
   DecoderExperts experts;                      // the feed-forward part, if there are any
+  // The feed-forward part of few tokens, if its neurons are mostly zero; gate_up and down run the others.
+  const NeuronBlock* neurons = nullptr;
+  float shift = 0.0f, threshold = 0.0f;        // of relu: v - shift where v is above the threshold
   DecoderNorm attention_in, attention_out;     // of what attention reads, and of what it gives
   DecoderNorm ffn_in, ffn_out;                 // the same of the feed-forward part
   DecoderNorm query, key;                      // of every head, or of all heads as one
@@ -98,6 +103,8 @@ class DecoderSession {
   void logits_of(int64_t first, int64_t count, float* logits, int num_threads);
   // `count` vectors of n floats; y may be x.
   void norm(const DecoderNorm& norm, const float* x, int64_t count, int64_t n, float* y) const;
+  // Tokens that go through neurons one by one: those of more are different ones.
+  static constexpr int64_t kFewNeurons = 2;
   // x is what the feed-forward part reads; the result is in added_.
   void feed_forward(const DecoderLayer& layer, const float* x, int64_t count, int num_threads);
 

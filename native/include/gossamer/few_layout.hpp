@@ -29,6 +29,12 @@ struct FewLayout {
 };
 
 FewView few_view(const FewLayout& layout);
+// Bits that hold a position in a window of M, as many bytes as 8 of them take.
+constexpr int64_t nm_position_bits(int64_t window) { return window <= 4 ? 2 : window <= 8 ? 3 : window <= 16 ? 4 : 8; }
+constexpr int64_t kFewSpareBytes = 64;     // kernels read whole vectors behind the last value
+constexpr int64_t kNmSparePositions = 8;   // and 4 bytes for a word of 2 or 3
+// Whether a group of form indexed only steps: no other has the same column twice there.
+inline bool is_indexed_step(const uint8_t* index) { return index[1] && index[1] == index[2]; }
 
 // Values in the order of the layout, before they are rounded to its type.
 struct StoredValues {
@@ -51,13 +57,20 @@ FewLayout pack_bitmask(const KeptWeight& weight, const FewOptions& options);
 FewLayout pack_indexed(const KeptWeight& weight, const FewOptions& options);
 FewLayout pack_nm(const KeptWeight& weight, const FewOptions& options, int64_t lanes);
 
+// Items of the arrays of a view.
+struct FewSizes {
+  int64_t positions, values, row_starts, scale_starts, row_scales, scales;
+};
+// Throws std::invalid_argument unless the arrays have the sizes and the indices the ranges that kernels assume.
+void check_few(const FewView& view, FewForm form, const FewSizes& sizes, int64_t kept, bool is_exact);
+
 // fp32 only: values row-major and mask bits (zeroed by the caller).
-void unpack_bitmask(const FewLayout& layout, float* values, uint8_t* mask_bits);
-void unpack_indexed(const FewLayout& layout, float* values, uint8_t* mask_bits);
-void unpack_nm(const FewLayout& layout, float* values, uint8_t* mask_bits);
+void unpack_bitmask(const FewView& view, float* values, uint8_t* mask_bits);
+void unpack_indexed(const FewView& view, float* values, uint8_t* mask_bits);
+void unpack_nm(const FewView& view, float* values, uint8_t* mask_bits);
 
 // One row of the bitmask form as the kernel multiplies it.
-void read_bitmask_row(const FewLayout& layout, int64_t row, float* out);
+void read_bitmask_row(const FewView& view, int64_t row, float* out);
 
 // What is wrong with a weight for `options`, or an empty string.
 std::string few_refusal(const KeptWeight& weight, int64_t num_values, const FewOptions& options);

@@ -9,7 +9,7 @@
 namespace gossamer {
 
 // The canonical arrays every family packs from: kept values row-major, and packed mask bits
-// [rows][ceil(columns / 8)], little bit order.
+// [rows][ceil(columns / 8)], little bit order; no bits where a family says that it takes a weight that keeps everything.
 struct KeptWeight {
   const float* values;
   const uint8_t* mask_bits;
@@ -20,6 +20,8 @@ struct KeptWeight {
     return mask_bits[row * mask_stride() + (column >> 3)] >> (column & 7) & 1;
   }
 };
+
+struct StoredWeight;
 
 // Immutable once packed: run() may be called from several threads at once.
 struct PackedWeight {
@@ -37,6 +39,8 @@ struct PackedWeight {
   // embeddings are read.
   virtual bool can_read_rows() const { return false; }
   virtual void read_row(int64_t row, float* out) const { (void)row, (void)out; }
+  // Its arrays for a file, which live as long as the weight; false where the family has no such form.
+  virtual bool stored(StoredWeight* out) const { return (void)out, false; }
 };
 
 }  // namespace gossamer

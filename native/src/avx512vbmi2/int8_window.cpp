@@ -9,15 +9,24 @@
 namespace gossamer::avx512vbmi2 {
 namespace {
 
+// What is read next, asked for along the way: the steps of a group behind those that stay in L2, a share of them with each
+// tile of tokens. Without it a weight in memory would arrive while its first tile waits.
+struct Ahead {
+  const uint8_t* steps;
+  int64_t bytes;  // for each step
+};
+
 // One group against one block of columns, for T tokens. Chains of few tokens would wait for their products: steps go to
 // SETS of sums in turn.
 template <int T, int SETS>
 __attribute__((always_inline)) inline void add_steps(const WindowView& view, int64_t first, int64_t last, const uint8_t* tokens,
-                                                     __m512i (&sum)[SETS][T]) {
+                                                     Ahead ahead, __m512i (&sum)[SETS][T]) {
   const uint8_t* step = view.steps + first * 2 * kWindowRows * 4;
   const auto add = [&](int64_t s, __m512i (&into)[T]) __attribute__((always_inline)) {
     const __m512i codes = _mm512_loadu_si512(step), places = _mm512_loadu_si512(step + 64);
     step += 128;
+    _mm_prefetch(reinterpret_cast<const char*>(ahead.steps), _MM_HINT_T1);
+    ahead.steps += ahead.bytes;
     const uint8_t* x = tokens + view.windows[s] * (T * kWindowBytes);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t)
@@ -33,7 +42,7 @@ __attribute__((always_inline)) inline void add_steps(const WindowView& view, int
 
 template <int T>
 void group_tile(const WindowView& view, int64_t group, int64_t block, const uint8_t* tokens, const float* token_scales,
-                const WindowTokens& call, int64_t first_group, int64_t first_token, int32_t* waiting) {
+                const WindowTokens& call, Ahead ahead, int64_t first_group, int64_t first_token, int32_t* waiting) {
   constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;
   const int64_t blocks = view.blocks();
   const int64_t* const steps = view.first_steps + group * blocks + block;
@@ -49,7 +58,7 @@ void group_tile(const WindowView& view, int64_t group, int64_t block, const uint
   for (int i = 1; i < kSets; ++i)
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) sum[i][t] = _mm512_setzero_si512();
-  add_steps<T, kSets>(view, steps[0], steps[1], tokens, sum);
+  add_steps<T, kSets>(view, steps[0], steps[1], tokens, ahead, sum);
 #pragma GCC unroll 4
   for (int i = 1; i < kSets; ++i)
 #pragma GCC unroll 16
@@ -70,8 +79,8 @@ void group_tile(const WindowView& view, int64_t group, int64_t block, const uint
     _mm512_mask_storeu_ps(call.y + (first_token + t) * call.y_stride + row, inside, _mm512_load_ps(y[t]));
 }
 
-using GroupTile = void (*)(const WindowView&, int64_t, int64_t, const uint8_t*, const float*, const WindowTokens&, int64_t, int64_t,
-                           int32_t*);
+using GroupTile = void (*)(const WindowView&, int64_t, int64_t, const uint8_t*, const float*, const WindowTokens&, Ahead, int64_t,
+                           int64_t, int32_t*);
 constexpr GroupTile group_tiles[kWindowTokens] = {
     group_tile<1>, group_tile<2>,  group_tile<3>,  group_tile<4>,  group_tile<5>,  group_tile<6>,  group_tile<7>,  group_tile<8>,
     group_tile<9>, group_tile<10>, group_tile<11>, group_tile<12>, group_tile<13>, group_tile<14>, group_tile<15>, group_tile<16>};
@@ -84,9 +93,13 @@ void run(const WindowView& view, int64_t first_group, int64_t last_group, const 
       const int64_t first = call.first_of(tile), width = call.first_of(tile + 1) - first;
       const uint8_t* const tokens = call.bytes + first * view.num_windows() * kWindowBytes;
       for (int64_t block = 0; block < view.blocks(); ++block)
-        for (int64_t group = begin; group < end; ++group)
-          group_tiles[width - 1](view, group, block, tokens, call.scales + first, call, first_group, first,
+        for (int64_t group = begin; group < end; ++group) {
+          const int64_t next = group + kWindowGroups < view.groups() ? group + kWindowGroups : group;
+          const int64_t* const of_next = view.first_steps + next * view.blocks() + block;
+          const Ahead ahead = {view.steps + (of_next[0] + (of_next[1] - of_next[0]) * tile / call.tiles) * 128, 128 / call.tiles};
+          group_tiles[width - 1](view, group, block, tokens, call.scales + first, call, ahead, first_group, first,
                                  static_cast<int32_t*>(scratch) + (group - begin) * width * kWindowRows);
+        }
     }
   }
 }
@@ -106,6 +119,11 @@ void of_panel(const uint8_t* bytes, int64_t num_windows, int64_t columns, int64_
       }
       __m512i turned[16];
       turn_dwords(from, stride, turned);
+      if (tokens % 16 == 0) {  // tiles of 16
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(windows + (token * num_windows + w * 16 + i) * kWindowBytes, turned[i]);
+        continue;
+      }
       for (int64_t i = 0, tile = 0; i < 16 && token + i < tokens; ++i) {
         while (tokens * (tile + 1) / tiles <= token + i) ++tile;
         const int64_t begin = tokens * tile / tiles, width = tokens * (tile + 1) / tiles - begin;

@@ -118,6 +118,8 @@ void run_tokens(const FewIntView& view, const LinearCall& call, int64_t first_ro
 }
 
 void run_few_int(const FewIntView& view, const LinearCall& call, int64_t first_row, int64_t last_row, void* scratch) {
+  // Two scales a step have to be spread here: for one token the AVX2 loop, which has 32 columns to a vector, is 1.2 times as fast.
+  if (view.has_halves && call.tokens == 1) return avx2::few_int_kernel(view, call, first_row, last_row, scratch);
   const auto run = view.offsets   ? (view.has_halves ? run_tokens<true, true, Offsets::of_halves> : run_tokens<true, true, Offsets::of_steps>)
                    : view.is_int4 ? (view.masks ? run_tokens<true, false, Offsets::none> : run_tokens<true, true, Offsets::none>)
                                   : (view.masks ? run_tokens<false, false, Offsets::none> : run_tokens<false, true, Offsets::none>);

@@ -1,24 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of neurons.hpp, once, over the vectors of panel_vec256.hpp and panel_vec512.hpp. Of V they also need
-//   V::loadu(const uint16_t*)        bf16 as floats,
+//   V::loadu(const uint16_t*), V::loadu(const int8_t*)   bf16 and codes as floats,
 //   V::total(Type)                   the sum of all lanes,
-//   V::dot_codes(const int8_t*, const int16_t*, int64_t count)   a multiple of 64 products, exact.
+//   V::dot_codes(const int8_t*, const int16_t*, int64_t count)   a multiple of 64 products, exact,
+//   V::dot_nibbles(const uint16_t*, const int16_t*, int64_t words)   four products a word, exact.
 #pragma once
 #include "gossamer/neurons.hpp"
 #include "simd/panel_kernel.hpp"
 
 namespace gossamer {
 
+// Rows are far apart: the next one is asked for while this one is used.
+template <class Value>
+void ask_row(const Value* row, int64_t count) {
+  constexpr int64_t kFirst = 2048;  // bytes; the hardware goes on from there
+  for (int64_t byte = 0; byte < kFirst && byte < count * static_cast<int64_t>(sizeof(Value)); byte += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(row) + byte, _MM_HINT_T0);
+}
+
 template <class V>
-int64_t neuron_screen(const NeuronView& view, const CodedInput& x, int64_t first, int64_t last, int32_t* candidates) {
-  int64_t count = 0;
+int32_t neuron_plane(const uint16_t* plane, const NeuronView& view, const CodedInput& x, int64_t neuron) {
+  return V::dot_nibbles(plane + neuron * view.code_words, x.values, view.code_words) - 8 * x.sum;
+}
+
+template <class V>
+int64_t neuron_screen(const NeuronView& view, const CodedInput& x, int64_t first, int64_t last, int32_t* candidates,
+                      float* g) {
+  int64_t count = 0, found = 0;
   for (int64_t i = first; i < last; ++i) {
-    const int32_t sum = V::dot_codes(view.codes + i * view.code_stride, x.values, view.code_stride);
-    const float g = static_cast<float>(sum) * x.scale * view.code_scales[i] + (view.gate_bias ? view.gate_bias[i] : 0.0f);
+    const int32_t high = neuron_plane<V>(view.high, view, x, i);
     candidates[count] = static_cast<int32_t>(i);
-    count += !(g + screen_error(view, x, i) <= view.shift);  // NaN is a candidate: it has to show in y
+    __builtin_memcpy(g + count, &high, sizeof high);
+    // NaN is a candidate: it has to show in y.
+    count += !(screen_high(view, x, i, high) + screen_error(view, x, i, view.high_errors) <= view.threshold);
   }
-  return count;
+  for (int64_t c = 0; c < count; ++c) {
+    constexpr int64_t kAhead = 4;
+    if (c + kAhead < count) ask_row(view.low + candidates[c + kAhead] * view.code_words, view.code_words);
+    const int64_t i = candidates[c];
+    int32_t high;
+    __builtin_memcpy(&high, g + c, sizeof high);
+    const float both = screen_both(view, x, i, high, neuron_plane<V>(view.low, view, x, i));
+    candidates[found] = static_cast<int32_t>(i);
+    g[found] = both;
+    found += !(both + screen_error(view, x, i, view.low_errors) <= view.threshold);
+  }
+  return found;
 }
 
 template <class V, class Value>
@@ -43,39 +70,70 @@ void neuron_axpy(float a, const Value* w, float* y, int64_t count) {
   for (; k < count; ++k) y[k] += a * V::one(w + k);
 }
 
-// Rows are far apart: the next candidate's are asked for while this one is used.
-template <class Value>
-void ask_row(const Value* row, int64_t count) {
-  constexpr int64_t kFirst = 1024;  // bytes; the hardware goes on from there
-  for (int64_t byte = 0; byte < kFirst && byte < count * static_cast<int64_t>(sizeof(Value)); byte += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(row) + byte, _MM_HINT_T0);
-}
-
+// What rows of floats and of codes differ in.
 template <class V, class Value>
-int64_t add_neurons(const NeuronView& view, const Value* gate, const Value* up, const Value* down, const float* x,
-                    const int32_t* candidates, int64_t count, float* y) {
+struct FloatRows {
+  const Value *gate, *up, *down;
+  const NeuronView& view;
+  const float* x;
+
+  void ask_gate(int64_t i) const { ask_row(gate + i * view.stride, view.features); }
+  float gate_of(int64_t i, const float*) const { return dot(gate, i) + (view.gate_bias ? view.gate_bias[i] : 0.0f); }
+  float up_of(int64_t i) const { return dot(up, i); }
+  void add_down(float h, int64_t i, float* y) const { neuron_axpy<V>(h, down + i * view.stride, y, view.features); }
+  float dot(const Value* rows, int64_t i) const { return neuron_dot<V>(rows + i * view.stride, x, view.features); }
+};
+
+template <class V>
+struct CodeRows {
+  const int8_t *up, *down;
+  const NeuronView& view;
+  const CodedInput& x;
+
+  void ask_gate(int64_t) const {}
+  float gate_of(int64_t i, const float* known) const {
+    return known ? *known
+                 : screen_both(view, x, i, neuron_plane<V>(view.high, view, x, i),
+                                     neuron_plane<V>(view.low, view, x, i));
+  }
+  float up_of(int64_t i) const {
+    const int32_t sum = V::dot_codes(up + i * view.stride, x.values, view.stride);
+    return static_cast<float>(sum) * (x.scale * view.up.scales[i]);
+  }
+  void add_down(float h, int64_t i, float* y) const {
+    neuron_axpy<V>(h * view.down.scales[i], down + i * view.stride, y, view.features);
+  }
+};
+
+template <class Rows>
+int64_t add_neurons(const NeuronView& view, const Rows& rows, const int32_t* candidates, const float* known, int64_t count,
+                    int32_t* numbers, float* y) {
   int64_t active = 0;
   for (int64_t c = 0; c < count; ++c) {
-    const int64_t i = candidates[c], at = i * view.features;
-    ask_row(down + at, view.features);
+    const int64_t i = candidates[c];
+    ask_row(rows.down + i * view.stride, view.features);
     if (c + 1 < count) {
-      ask_row(gate + candidates[c + 1] * view.features, view.features);
-      if (up) ask_row(up + candidates[c + 1] * view.features, view.features);
+      rows.ask_gate(candidates[c + 1]);
+      if (rows.up) ask_row(rows.up + candidates[c + 1] * view.stride, view.features);
     }
-    const float g = neuron_dot<V>(gate + at, x, view.features) + (view.gate_bias ? view.gate_bias[i] : 0.0f) - view.shift;
-    if (g <= 0.0f) continue;
-    ++active;
-    float h = view.power == 2 ? g * g : g;
-    if (up) h *= neuron_dot<V>(up + at, x, view.features) + (view.up_bias ? view.up_bias[i] : 0.0f);
-    neuron_axpy<V>(h, down + at, y, view.features);
+    const float g = rows.gate_of(i, known ? known + c : nullptr);
+    if (g <= view.threshold) continue;
+    numbers[active++] = static_cast<int32_t>(i);
+    float h = g - view.shift;
+    if (view.power == 2) h *= h;
+    if (rows.up) h *= rows.up_of(i) + (view.up_bias ? view.up_bias[i] : 0.0f);
+    rows.add_down(h, i, y);
   }
   return active;
 }
 
 template <class V>
-int64_t neuron_add(const NeuronView& view, const float* x, const int32_t* candidates, int64_t count, float* y) {
-  return view.gate ? add_neurons<V>(view, view.gate, view.up, view.down, x, candidates, count, y)
-                   : add_neurons<V>(view, view.gate_bf16, view.up_bf16, view.down_bf16, x, candidates, count, y);
+int64_t neuron_add(const NeuronView& view, const float* x, const CodedInput& coded, const int32_t* candidates,
+                   const float* g, int64_t count, int32_t* active, float* y) {
+  const auto with = [&](const auto& rows) { return add_neurons(view, rows, candidates, g, count, active, y); };
+  if (view.down.fp32) return with(FloatRows<V, float>{view.gate.fp32, view.up.fp32, view.down.fp32, view, x});
+  if (view.down.bf16) return with(FloatRows<V, uint16_t>{view.gate.bf16, view.up.bf16, view.down.bf16, view, x});
+  return with(CodeRows<V>{view.up.int8, view.down.int8, view, coded});
 }
 
 }  // namespace gossamer

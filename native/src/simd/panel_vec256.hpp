@@ -53,6 +53,9 @@ struct PanelVec256 {
     const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
   }
+  static Type loadu(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
   static float total(Type v) {
     __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
@@ -67,13 +70,32 @@ struct PanelVec256 {
         const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + k + q * 16));
         sum[q] = _mm256_add_epi32(sum[q], _mm256_madd_epi16(codes, x));
       }
-    const __m256i both = _mm256_add_epi32(sum[0], sum[1]);
+    return total_of(_mm256_add_epi32(sum[0], sum[1]));
+  }
+  // Bits 4n to 4n + 3 of word j of 32 times b[32n + j], all 32 words after 32 words.
+  static int32_t dot_nibbles(const uint16_t* a, const int16_t* b, int64_t words) {
+    const __m256i four = _mm256_set1_epi16(15);
+    __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for (int64_t j = 0; j < words; j += 16, b += j & 16 ? 16 : 112) {
+      const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a + j));
+      const auto part = [&](__m256i codes, int n) {
+        return _mm256_madd_epi16(codes, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + 32 * n)));
+      };
+      sum[0] = _mm256_add_epi32(sum[0], part(_mm256_and_si256(all, four), 0));
+      sum[1] = _mm256_add_epi32(sum[1], part(_mm256_and_si256(_mm256_srli_epi16(all, 4), four), 1));
+      sum[0] = _mm256_add_epi32(sum[0], part(_mm256_and_si256(_mm256_srli_epi16(all, 8), four), 2));
+      sum[1] = _mm256_add_epi32(sum[1], part(_mm256_srli_epi16(all, 12), 3));
+    }
+    return total_of(_mm256_add_epi32(sum[0], sum[1]));
+  }
+  static int32_t total_of(__m256i both) {
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
   }
   static void storeu(float* p, Type v) { _mm256_storeu_ps(p, v); }
   static float one(const float* p) { return *p; }
+  static float one(const int8_t* p) { return *p; }
   static float one(const uint16_t* p) {
     const uint32_t bits = static_cast<uint32_t>(*p) << 16;
     float value;

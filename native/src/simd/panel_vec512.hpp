@@ -50,6 +50,9 @@ struct PanelVec512 {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }
+  static Type loadu(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
   static float total(Type v) { return _mm512_reduce_add_ps(v); }
   static int32_t dot_codes(const int8_t* a, const int16_t* b, int64_t count) {
     __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
@@ -62,8 +65,23 @@ struct PanelVec512 {
       }
     return _mm512_reduce_add_epi32(_mm512_add_epi32(sum[0], sum[1]));
   }
+  // Bits 4n to 4n + 3 of word j of 32 times b[32n + j], all 32 words after 32 words.
+  static int32_t dot_nibbles(const uint16_t* a, const int16_t* b, int64_t words) {
+    const __m512i four = _mm512_set1_epi16(15);
+    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (int64_t j = 0; j < words; j += 32, b += 128) {
+      const __m512i all = _mm512_loadu_si512(a + j);
+      const auto part = [&](__m512i codes, int n) { return _mm512_madd_epi16(codes, _mm512_loadu_si512(b + 32 * n)); };
+      sum[0] = _mm512_add_epi32(sum[0], part(_mm512_and_si512(all, four), 0));
+      sum[1] = _mm512_add_epi32(sum[1], part(_mm512_and_si512(_mm512_srli_epi16(all, 4), four), 1));
+      sum[0] = _mm512_add_epi32(sum[0], part(_mm512_and_si512(_mm512_srli_epi16(all, 8), four), 2));
+      sum[1] = _mm512_add_epi32(sum[1], part(_mm512_srli_epi16(all, 12), 3));
+    }
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(sum[0], sum[1]));
+  }
   static void storeu(float* p, Type v) { _mm512_storeu_ps(p, v); }
   static float one(const float* p) { return *p; }
+  static float one(const int8_t* p) { return *p; }
   static float one(const uint16_t* p) {
     const uint32_t bits = static_cast<uint32_t>(*p) << 16;
     float value;

@@ -162,12 +162,17 @@ def explain(
 
 
 def _profile_table(times: "LayerTimes") -> "Table":
-    """Layers, their sum, what lies between them, and the whole forward."""
-    dense, sparse = times.dense_sum_ms, times.sparse_sum_ms
-    between = max(times.dense_ms - dense, 0.0), max(times.sparse_ms - sparse, 0.0)
+    """Layers, their sum, attention, what lies between them, the whole forward, and their shares."""
+    dense, sparse, attention = times.dense_sum_ms, times.sparse_sum_ms, times.attention
+    both = attention.dense_ms, attention.sparse_ms
+    between = (
+        max(times.dense_ms - dense - (both[0] or 0.0), 0.0),
+        max(times.sparse_ms - sparse - (both[1] or 0.0), 0.0),
+    )
     rows = [
         *((layer.name, layer.dense_ms, layer.sparse_ms) for layer in times.layers),
         ("all layers", dense, sparse),
+        *([("attention without its layers", *both)] if any(both) else []),
         ("between them", *between),
         ("whole forward", times.dense_ms, times.sparse_ms),
     ]
@@ -176,10 +181,14 @@ def _profile_table(times: "LayerTimes") -> "Table":
         ">dense ms",
         ">sparse ms",
         ">speed-up",
-        rows=((name, *_cells(dense, sparse)) for name, dense, sparse in rows),
+        ">of dense",
+        ">of sparse",
+        rows=((name, *_cells(dense, sparse, times)) for name, dense, sparse in rows),
     )
 
 
-def _cells(dense: float | None, sparse: float | None) -> list[str]:
+def _cells(dense: float | None, sparse: float | None, times: "LayerTimes") -> list[str]:
     texts = ["-" if ms is None else f"{ms:.3f}" for ms in (dense, sparse)]
-    return [*texts, f"{dense / sparse:.2f}x" if dense and sparse else "-"]
+    wholes = (dense, times.dense_ms), (sparse, times.sparse_ms)
+    shares = ["-" if ms is None else f"{ms / whole:.0%}" for ms, whole in wholes]
+    return [*texts, f"{dense / sparse:.2f}x" if dense and sparse else "-", *shares]

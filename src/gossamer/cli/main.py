@@ -25,13 +25,14 @@ COMMANDS = (
     "plan",
     "run",
     "recipe",
+    "zoo",
     "explain",
     "bench",
     "convert",
     "doctor",
     "completion",
 )
-_GROUPS = ("recipe", "bench", "run")
+_GROUPS = ("recipe", "zoo", "bench", "run")
 
 
 class _Commands(CommandGroup):

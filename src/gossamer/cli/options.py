@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and their types that commands share; each refuses a bad value with what it wants."""
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ precision_option = option(
 )
 kv_option = option(
     "--kv",
-    type=Choice(["fp32", "int8"]),
+    type=Choice(["fp32", "int8", "int4"]),
     default="fp32",
     help="What keys and values are stored in.",
 )
@@ -106,10 +108,13 @@ prompt_option = option(
 
 
 def _use_threads(_: click.Context, __: click.Parameter, count: int | None) -> None:
-    if count is not None:
-        import torch
-
+    if count is None:
+        return
+    if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(count)
+    else:
+        # Read when the first library with threads is loaded, be it torch or the kernels alone.
+        os.environ["OMP_NUM_THREADS"] = str(count)
 
 
 threads_option = option(

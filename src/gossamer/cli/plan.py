@@ -17,6 +17,7 @@ gossamer plan my-recipe.yaml --cluster mine.yaml --out plan.html
 gossamer plan pruned/ --cluster dgx-like --batch 256 --json
 gossamer plan --calibrate mine.yaml
 gossamer plan --staged 774M --staged 13B
+gossamer plan gpt3-13b --keys 128000
 """
 _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense fp32", "fp32")
 
@@ -57,6 +58,12 @@ _STATES = ("dense, mixed precision", "samo", "resident", "exact", "8bit", "dense
     metavar="SIZE",
     help="What growing a language model of SIZE (774M, 13B) would save; repeatable.",
 )
+@option(
+    "--keys",
+    type=POSITIVE,
+    metavar="TOKENS",
+    help="Instead: memory of keys and values while a decoder reads so many tokens.",
+)
 def plan(
     out: Output,
     /,
@@ -65,6 +72,7 @@ def plan(
     target: Path | None,
     calibrate: Path | None,
     staged: tuple[str, ...],
+    keys: int | None,
     **settings: Any,
 ) -> None:
     """Compare every grid of data, pipeline and shard ranks for dense, SAMO and compact training.
@@ -83,6 +91,9 @@ def plan(
         return
     if source is None:
         raise UsageError("RECIPE_OR_MODEL is missing, or --calibrate FILE, or --staged SIZE.")
+    if keys is not None:
+        _keys(out, source, keys)
+        return
     # Before torch is loaded: faults of the file are told at once.
     described_cluster = load_cluster(cluster)
     from gossamer.io.artifact.destination import check_file_destination
@@ -101,6 +112,42 @@ def plan(
         document["report"] = str(write_html(plan_page(made, Path(cluster).stem), target))
         out.note(f"report: {target}")
     out.result(document, table(*head, rows=rows), "\n".join([*why, FORECAST]))
+
+
+def _keys(out: Output, source: str, tokens: int) -> None:
+    from gossamer.planner.model_shape import NAMED_SHAPES
+    from gossamer.report import format_bytes
+    from gossamer.running.decoder.key_memory import KeySizes, key_memory
+
+    if source in NAMED_SHAPES:
+        shape = NAMED_SHAPES[source]
+        sizes = KeySizes(shape.layers, shape.heads, shape.width // shape.heads)
+    else:
+        from gossamer.errors import InputError
+        from gossamer.io.loading import load_skeleton
+
+        if not Path(source).exists():
+            raise InputError(
+                f"{source}: there is no such directory. Expected an artifact, a Hugging Face"
+                f" directory or one of {', '.join(NAMED_SHAPES)}."
+            )
+        model, _ = load_skeleton(source)
+        sizes = KeySizes.of_config(getattr(model, "config", None), source)
+    found = key_memory(sizes, tokens)
+    rows = [
+        (
+            memory.attention,
+            memory.keys,
+            format_bytes(memory.size),
+            f"{memory.per_token:.0f}" if memory.per_token else "bounded",
+        )
+        for memory in found
+    ]
+    shown = table("--attention", "--kv", ">one sequence", ">bytes of a token", rows=rows)
+    document = {"source": source, "tokens": tokens, "keys": [vars(memory) for memory in found]}
+    out.result(
+        document, shown, f"{tokens} tokens of one sequence in the native decoder; nothing was run."
+    )
 
 
 def _staged(out: Output, sizes: tuple[str, ...]) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import click
 from click import argument, option
 
-from gossamer.cli.options import Fraction, artifact_option
+from gossamer.cli.options import POSITIVE, Fraction, artifact_option
 from gossamer.cli.shell import Output, gossamer_command, table
 
 _EXAMPLES = """
 gossamer shrink demo:minilm --data pairs.jsonl --max-loss 1% -o small/
 gossamer shrink my-bert/ --data sentences.txt --max-loss 0.5% --max-latency 5ms -o small/
+gossamer shrink demo:smollm2 --data text.txt --max-loss 2% --length 4096 -o small/
 gossamer shrink my-bert/ --data train.csv --valid-data dev.csv --test-data test.csv -o small/
 """
 _BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -83,6 +84,10 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in new cli
     metavar="MODULE:FUNCTION",
     help="Your own quality, of a model and a part of the data.",
 )
+@option(
+    "--length", type=POSITIVE,
+    help="Tokens of texts a decoder shall read: how it reads their keys is tried, too.",
+)  # fmt: skip
 @option("--also", multiple=True, metavar="MODEL", help="A smaller dense model to compare with.")
 @option(
     "--engines/--no-engines", default=True,

@@ -41,6 +41,7 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
     valid_data: str | None,
     test_data: str | None,
     metric: str | None,
+    length: int | None,
     also: Sequence[str],
     engines: bool,
 ) -> ShrinkResult:
@@ -98,6 +99,7 @@ def run_shrink(  # noqa: PLR0913  (one argument per option)
         valid_data=parts[1],
         test_data=parts[2],
         metric=quality,
+        length=length,
         contenders=contenders,
         beside=source.beside,
         on_trial=told,

@@ -10,12 +10,17 @@ Behind this door are `artifact`, `loading`, `huggingface`, `gguf`, `onnx`, `prun
 pruners write) and `safe_files` (how any file is read and written); see README.md.
 """
 
-from gossamer.io.artifact import save
-from gossamer.io.gguf import load_gguf
-from gossamer.io.huggingface import load_pretrained
-from gossamer.io.loading import load, read_beside
-from gossamer.io.onnx import load_onnx
-from gossamer.io.pruners import adopt_pruned, adopt_zeros
+from typing import TYPE_CHECKING
+
+from gossamer.lazy_door import lazy_door
+
+if TYPE_CHECKING:
+    from gossamer.io.artifact import save
+    from gossamer.io.gguf import load_gguf
+    from gossamer.io.huggingface import load_pretrained
+    from gossamer.io.loading import load, read_beside
+    from gossamer.io.onnx import load_onnx
+    from gossamer.io.pruners import adopt_pruned, adopt_zeros
 
 __all__ = [
     "adopt_pruned",
@@ -27,3 +32,17 @@ __all__ = [
     "read_beside",
     "save",
 ]
+
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "adopt_pruned": "pruners",
+        "adopt_zeros": "pruners",
+        "load": "loading",
+        "load_gguf": "gguf",
+        "load_onnx": "onnx",
+        "load_pretrained": "huggingface",
+        "read_beside": "loading",
+        "save": "artifact",
+    },
+)

@@ -2,7 +2,8 @@
 """`load`: a model from whatever file or directory holds it, in the state it was saved in.
 
 `load_telling` also says which layers' zeros became masks, `load_skeleton` gives the model without
-weights, and `read_beside` the files that belong beside them, such as the tokenizer.
+weights, and `read_beside` the files that belong beside them, such as the tokenizer. `streaming.py`
+gives models whose weights stay in their file.
 """
 
 from pathlib import Path

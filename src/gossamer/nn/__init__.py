@@ -11,8 +11,8 @@ are trained in few bits; `quantize_tables` makes them of all stock tables of a m
 Rooms behind this door: `layers`, with the bases of new ones; `moe`, mixtures of experts;
 `layer_kinds`, `layer_weights` and `forms`, what can be asked of a layer and the way between its
 forms; `surgery`, how modules are replaced and put back; `families`, what is known about BERT, Llama
-and the others; `operator_graph`, models that are data; `prunable`, `rounding`, `relufication`,
-`tokens` and `batch`.
+and the others; `intermediate`, sparse activations; `operator_graph`, models that are data;
+`prunable`, `rounding`, `relufication`, `tokens` and `batch`.
 """
 
 from gossamer.nn.attention import SparseAttention as SparseAttention

@@ -395,11 +395,12 @@ class NeuronBlock:
         gate_bias: NDArray[np.float32] | None,
         up_bias: NDArray[np.float32] | None,
         shift: float,
+        threshold: float,
         power: int,
-        bf16: bool,
+        rows: int,
         kernels: str,
     ) -> None: ...
-    def run(self, x: int, y: int) -> int: ...
+    def run(self, x: int, y: int, seen: NDArray[np.uint8] | None = None) -> int: ...
     def run_known(self, x: int, known: NDArray[np.int32], y: int) -> int: ...
     @property
     def neurons(self) -> int: ...
@@ -419,9 +420,15 @@ def anneal_order(
     start: float,
     seed: int,
 ) -> list[tuple[int, int]]: ...
+def stored_weight(
+    weight: PackedWeight,
+) -> tuple[str, list[int], list[NDArray[np.uint8]]] | None: ...
+def restore_weight(
+    *, family: str, numbers: list[int], arrays: list[NDArray[np.uint8]], kernels: str
+) -> PackedWeight: ...
 def pack_few_int(
     values: NDArray[np.float32],
-    mask_bits: NDArray[np.uint8],
+    mask_bits: NDArray[np.uint8] | None,
     rows: int,
     columns: int,
     kernels: str,
@@ -445,6 +452,7 @@ class Decoder:
         window: int,
         scale: float,
         experts: tuple[object, ...] | None,
+        relu: tuple[float, float, NeuronBlock | None],
     ) -> None: ...
 
 def make_decoder(
@@ -452,7 +460,7 @@ def make_decoder(
     kernels: str,
     embedding: PackedWeight,
     head: tuple[object, object, object],
-    final_norm: tuple[object, object, float],
+    final_norm: tuple[object, object, float, bool],
     positions: NDArray[np.float32] | None,
     rotations: tuple[tuple[int, NDArray[np.float32], NDArray[np.float32]], ...],
     **sizes_and_rules: object,

@@ -8,12 +8,8 @@ import functools
 import re
 from pathlib import Path
 
-import torch
-
 from gossamer.errors import KernelError
-from gossamer.formats.bits import pack_bits
 from gossamer.ops import _native
-from gossamer.ops.addresses import address
 from gossamer.ops.without_native import why_missing
 from gossamer.settings import KERNEL_SETS, forced_kernels
 
@@ -81,6 +77,11 @@ def kernel_error(kernels: str) -> float:
 
 
 def _case_error(kernels: str, num_tokens: int, num_rows: int, num_columns: int) -> float:
+    import torch
+
+    from gossamer.formats.bits import pack_bits
+    from gossamer.ops.addresses import address
+
     generator = torch.Generator().manual_seed(num_tokens)
     x_TK = torch.randn(num_tokens, num_columns, generator=generator)
     w_RK = torch.randn(num_rows, num_columns, generator=generator)

@@ -33,14 +33,20 @@ def checked_weight(
     matrix: SparseMatrix, shape: tuple[int, int], kernel: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Kept values and mask bits of a weight as `kernel` takes them: float32 on the CPU."""
-    values, bits = matrix.floats(), matrix.positions.bits()
+    values, bits = checked_values(matrix, kernel), matrix.positions.bits()
+    check_bits(bits, shape, f"{kernel} kernel")
+    return values, bits.contiguous()
+
+
+def checked_values(matrix: SparseMatrix, kernel: str) -> torch.Tensor:
+    """Kept values alone."""
+    values = matrix.floats()
     if values.dtype is not torch.float32 or values.device.type != "cpu":
         raise KernelError(
             f"{kernel} kernel: values must be float32 on the CPU, got {values.dtype} on"
             f" {values.device}. Convert with .float(), or keep the layer in mode 'jit'."
         )
-    check_bits(bits, shape, f"{kernel} kernel")
-    return values.detach().contiguous(), bits.contiguous()
+    return values.detach().contiguous()
 
 
 def float_array(values: torch.Tensor) -> "_native.FloatArray":

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 
 from gossamer.errors import ClusterError
 from gossamer.plain_data import map_leaves
+from gossamer.planner.collectives import Collective
 from gossamer.recipes.base import Settings, as_list, whole_number
 from gossamer.recipes.faults import Path as FieldPath
 from gossamer.recipes.faults import RecipeFaults
@@ -108,6 +109,8 @@ class Links(_Data):
     """One flow between two nodes."""
     node_gb_s: _Amount
     """All flows that leave one node together, one direction."""
+    collective: Collective = "ring"
+    """How replicas add up gradients: ring, tree, server, or best, the faster of the first two."""
     ring_efficiency: _Part = 0.9
     """Part of the bandwidth collectives reach."""
     overlap: float = Field(default=0.0, ge=0.0, le=1.0)

@@ -8,6 +8,8 @@ from typing import Final
 from gossamer.errors import InputError
 from gossamer.planner.table_step import TableShape
 
+__all__ = ["NAMED_SHAPES", "GPTSizes", "ModelShape", "Unit", "gpt_shape"]
+
 # Of materialised attention with dropout, bytes of 16-bit training per token and feature
 # (arXiv 2205.05198): 11 and 5 per score in attention, 19 in the feed-forward, 2 for each norm.
 _ATTENTION_SAVED, _SCORE_SAVED, _FFN_SAVED = 13 / 2, 5 / 2, 21 / 2

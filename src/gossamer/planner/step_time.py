@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from gossamer.planner.cluster import GB, ClusterSpec, CompactSpeed, LinkSpec
+from gossamer.planner.collectives import Collective, reduce_bytes, reduce_time
 from gossamer.planner.model_shape import ModelShape, Unit
 from gossamer.planner.pipeline_simulation import Costs
 from gossamer.planner.states import State
@@ -176,7 +177,8 @@ class Machine:
                 * sum((s > 0) + (s < last) for s in range(rank, len(stages), grid.pipeline))
                 * message,
                 shard=3 * m * (mine / grid.shard) * (grid.shard - 1),
-                all_reduce=2 * (mine / grid.shard) * (1 - 1 / grid.data) + shared / grid.shard,
+                all_reduce=reduced_bytes(self.cluster, grid, mine / grid.shard)
+                + shared / grid.shard,
                 tables=0.0 if rows is None else rows.bytes,
             )
             for rank, (mine, shared) in enumerate(zip(all_sent, all_tied, strict=True))
@@ -227,7 +229,8 @@ class Machine:
             compression=0.0 if self.on_kernels else m * compressed / bandwidth * crowd,
             tokens=travelling,
         )
-        reduced = 2 * rest * (1 - 1 / grid.replicas.data) + 2 * experts * (1 - 1 / grid.data)
+        reduced = reduced_bytes(self.cluster, grid.replicas, rest)
+        reduced += reduced_bytes(self.cluster, grid, experts)
         return time, StepTraffic(p2p=0.0, shard=0.0, all_reduce=reduced, tokens=sent)
 
     def _rows(self, grid: RankGrid) -> TableStep | None:
@@ -271,13 +274,21 @@ def pipeline_link(cluster: ClusterSpec, grid: RankGrid) -> LinkSpec:
 
 
 def reduce_seconds(cluster: ClusterSpec, grid: RankGrid, payload: float) -> float:
-    """A ring all-reduce of `payload` bytes over the replicas, nothing hidden."""
-    if grid.data == 1:
-        return 0.0
-    volume = 2 * payload * (1 - 1 / grid.data)
+    """An all-reduce of `payload` bytes over the replicas, nothing hidden."""
+    return reduce_time(*_reduction(cluster, grid, payload))
+
+
+def reduced_bytes(cluster: ClusterSpec, grid: RankGrid, payload: float) -> float:
+    """What the busiest rank sends in it."""
+    return reduce_bytes(*_reduction(cluster, grid, payload))
+
+
+def _reduction(
+    cluster: ClusterSpec, grid: RankGrid, payload: float
+) -> tuple[Collective, int, float, float, float]:
     link, gb_s = data_link(cluster, grid)
-    seconds = volume / (gb_s * GB * cluster.links.ring_efficiency)
-    return seconds + 2 * (grid.data - 1) * link.latency_seconds
+    speed = gb_s * GB * cluster.links.ring_efficiency
+    return cluster.links.collective, grid.data, payload, speed, link.latency_seconds
 
 
 def data_link(cluster: ClusterSpec, grid: RankGrid) -> tuple[LinkSpec, float]:

@@ -23,6 +23,7 @@ from gossamer.recipes.stages import (
     Train,
 )
 from gossamer.recipes.stages.attention import Attention
+from gossamer.recipes.stages.channels import Channels
 from gossamer.recipes.stages.mixtures import FewerExperts, Moefy, Upcycle
 from gossamer.recipes.stages.schedules import ScheduleSettings
 
@@ -59,6 +60,7 @@ class Stage(Settings):
 
     prune: Prune | None = None
     structured: Structured | None = None
+    channels: Channels | None = None
     recover: Recover | None = None
     tokens: Tokens | None = None
     attention: Attention | None = None

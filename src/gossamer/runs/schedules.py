@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from gossamer.errors import InputError, RecipeError
+from gossamer.nn.batch import Batch
 from gossamer.nn.surgery import unchanged_on_error
 from gossamer.patterns import Pattern, parse_pattern
 from gossamer.pruning.schedules import (
@@ -32,6 +33,7 @@ from gossamer.pruning.schedules.early import (
     BeforeTraining,
     EarlyBird,
     EarlyBirdChannels,
+    EarlyBirdUnits,
     Random,
     Shuffled,
 )
@@ -77,7 +79,8 @@ def attach(
             built-in name, whose one train stage has a schedule.
         optimizer: trains the model.
         total_steps: optimizer steps of the whole run.
-        data: batches, for snip, grasp and synflow.
+        data: batches, for snip, grasp and synflow; and for early_bird with coupled channels, which
+            looks at the first tensor of the first one.
         loss: loss(model, batch) -> a tensor with one number, for snip and grasp.
         replicas: process group whose ranks hold the same weights; all ranks if left out and there
             are several and no shards.
@@ -93,7 +96,10 @@ def attach(
     pattern = parse_pattern(schedule.pattern)
     if replicas is None and shards is None:
         replicas = default_replicas()
-    made = _build(schedule, pattern, total_steps, None if data is None else list(data), loss)
+    batches = None if data is None else list(data)
+    example = Batch(batches[0]).first_tensor() if batches else None
+    given = {"data": batches, "loss": loss, "example": example}
+    made = _build(schedule, pattern, total_steps, given)
     entries = OptimizerEntries(model, optimizer, made.grows)
     settings = {**schedule.model_dump(mode="json"), "total_steps": total_steps}
     with unchanged_on_error(model, optimizer):
@@ -155,9 +161,7 @@ def _validated(data: Mapping[str, Any]) -> Any:
     return recipe.steps_of(Train)[0].schedule
 
 
-def _build(
-    data: Any, pattern: Pattern, total_steps: int, batches: list[Any] | None, loss: Any
-) -> MaskSchedule:
+def _build(data: Any, pattern: Pattern, total_steps: int, given: Mapping[str, Any]) -> MaskSchedule:
     """The schedule for a run of `total_steps`; InputError if it does not fit in.
 
     Its arguments are the settings of the same names, and what `_arguments` makes of them.
@@ -166,9 +170,9 @@ def _build(
     schedule: Any = _SCHEDULES[data.kind]
     if getattr(data, "shuffle_within_layer", False):
         schedule = Shuffled
-    elif getattr(data, "form", "") == "channels":
-        schedule = EarlyBirdChannels
-    known: dict[str, Any] = {"temperature": 1.0, **dict(data), "data": batches, "loss": loss}
+    elif getattr(data, "form", "weights") != "weights":
+        schedule = EarlyBirdChannels if data.form == "channels" else EarlyBirdUnits
+    known: dict[str, Any] = {"temperature": 1.0, **dict(data), **given}
     known |= _arguments(data, density, total_steps)
     wanted = inspect.signature(schedule).parameters
     made: MaskSchedule = schedule(**{name: known[name] for name in known if name in wanted})

@@ -56,6 +56,11 @@ class SparsityCallback(TrainerCallback):
     ) -> None:
         self.controller: Controller | None = None
         self.result: CompactionResult | None = None
+        if compaction in ("samo", "slim"):
+            raise InputError(
+                f"SparsityCallback: compaction {compaction!r} needs the loop of 'gossamer train'."
+                " Use 'jit', or another mode."
+            )
         self._compaction, self._tokens = compaction, tokens
         self._attach = functools.partial(attach, recipe=schedule, data=data, loss=loss)
 

@@ -145,6 +145,12 @@ def slim(fraction: float, *, table: str) -> Candidate:
     return _candidate(f"slim-{fraction * 100:.0f}", [_tables(table), step, _ROUNDED])
 
 
+def fewer_channels(keep: float, steps: int, rate: float, aim: Mapping[str, Any]) -> Candidate:
+    """Whole channels of a convolutional network cut out, and what is left trained."""
+    stages = [{"channels": {"keep": keep}}, _recovery(steps, rate, aim, int8=False), _ROUNDED]
+    return _candidate(f"channels-{keep * 100:.0f}-{steps}", stages, steps=steps)
+
+
 def moefied(shared: int, top_k: int, *, table: str) -> Candidate:
     """Feed-forward parts dealt out to 16 experts, of which a token has some; nothing is trained."""
     step = {"moefy": {"experts": MOEFIED_EXPERTS, "top_k": top_k, "shared": shared}}

@@ -8,6 +8,7 @@ from typing import Any
 
 from gossamer.search.candidates import is_trained_dense
 from gossamer.search.forecast import MaskForecast
+from gossamer.search.long_texts import LongTexts
 from gossamer.search.trial import Point
 
 # Times this close are the same: then the smaller one is taken.
@@ -96,6 +97,7 @@ class ShrinkResult:
         budget_seconds: that the search was given.
         cpu_seconds: of processors that it had.
         doubt: what else the machine did meanwhile; empty if it was quiet.
+        long_texts: how the chosen decoder reads texts of the length that was asked for.
     """
 
     chosen: Point
@@ -115,6 +117,7 @@ class ShrinkResult:
     budget_seconds: float = 0.0
     cpu_seconds: float = 0.0
     doubt: str = ""
+    long_texts: LongTexts | None = None
 
     @property
     def num_pruned(self) -> int:

@@ -63,9 +63,32 @@ def search_page(result: ShrinkResult, limits: SearchLimits, title: str) -> Page:
                 " calibration data: what decided the order of the search. "
                 + " ".join(result.skipped),
             ),
+            *long_tables(result),
         ],
         notes=notes_of(result),
     )
+
+
+def long_tables(result: ShrinkResult) -> list[TextTable]:
+    """How long texts can be read, if that was asked."""
+    long = result.long_texts
+    if long is None:
+        return []
+    rows = (
+        (
+            f"{point.name}{', taken' if point == long.chosen else ''}",
+            f"{point.quality:.2f}",
+            f"{point.lost:+.2%}",
+            "-" if point.found is None else str(point.found),
+            f"{point.prompt_ms:.0f}",
+            f"{point.token_ms:.2f}",
+            format_bytes(point.size),
+        )
+        for point in long.points
+    )
+    head = ("gossamer run", "perplexity", "lost", "found", "prompt, ms", "token, ms", "keys, bytes")
+    note = "Numbers hidden at ten depths are asked for where perplexity is within the limit."
+    return [TextTable(f"Texts of {long.length} tokens", head, tuple(rows), note)]
 
 
 def rows_of(points: Sequence[Point], chosen: Point, on_front: Sequence[Point]) -> list[list[str]]:
@@ -94,6 +117,8 @@ def notes_of(result: ShrinkResult) -> list[str]:
     ]
     if result.doubt:
         notes.append(f"{result.doubt}. A quiet one tries more in the same time.")
+    if result.long_texts is not None:
+        notes.append(result.long_texts.text)
     if result.left_out:
         notes.append(f"Not tried, or not finished: {' '.join(result.left_out)} {_OUT_OF_TIME}")
     return notes
@@ -194,6 +219,7 @@ def card_text(result: ShrinkResult, *, is_described: bool, has_images: bool) -> 
         *(f"| {name} | {first} | {second} |" for name, first, second in rows),
         "",
         *([beside, ""] if beside else []),
+        *([result.long_texts.text, ""] if result.long_texts else []),
         f"Load with `{load}` and run with `gossamer.compile(model,"
         f' precision="{chosen.precision}"{example})`.',
         "",

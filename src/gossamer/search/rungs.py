@@ -21,6 +21,7 @@ from gossamer.search.candidates import (
     dense,
     dense_bf16,
     dense_int8,
+    fewer_channels,
     fewer_tokens,
     folded_tables,
     moefied,
@@ -48,6 +49,8 @@ RATES = (5e-4, 1e-3, 2.5e-4)
 _DENSE_RATE = 0.2
 # Part of the multiplications that a slim model has.
 _SLIM = 0.5
+# Of the channels of a convolutional network, those that stay, and steps of recovery.
+_CHANNELS = ((0.75, 300), (0.5, 1000))
 # Of its tokens, a layer passes on; the part of the dense time that is left at best.
 _TOKENS_KEPT, _TOKENS_TIME = 0.8, 0.35
 _TOKEN_STEPS = 200
@@ -113,6 +116,9 @@ class Search:
         yield from self._recoveries(tried)
         if self.work.kind == "encoder":
             yield from self._without_masks(table)
+        if self.work.can_lose_channels:
+            for keep, steps in _CHANNELS:
+                yield fewer_channels(keep, steps, self.rates[0], self.work.aim)
         yield from self._mixtures(table)
 
     def _mixtures(self, table: str) -> Iterator[Candidate]:

@@ -22,6 +22,7 @@ from gossamer.io.artifact.beside import CARD_FILE
 from gossamer.io.artifact.destination import check_replaceable
 from gossamer.io.safe_files.directories import replace_directory
 from gossamer.pruning.calibration.journal import check_same_run, model_digest
+from gossamer.running.decoder import DecoderEngine
 from gossamer.search.budget import (
     NEVER,
     Clocks,
@@ -34,6 +35,7 @@ from gossamer.search.budget import (
 from gossamer.search.candidates import DENSE, MASKS, Candidate, Mask, dense
 from gossamer.search.forecast import Forecasting
 from gossamer.search.front import SearchLimits, ShrinkResult, best, nearest
+from gossamer.search.long_texts import choose_keys, long_parts_of
 from gossamer.search.page import card_text
 from gossamer.search.records import read_record, write_record
 from gossamer.search.rungs import RATES, Search
@@ -68,6 +70,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     valid_data: Any = None,
     test_data: Any = None,
     metric: Callable[[nn.Module, Any], float] | None = None,
+    length: int | None = None,
     masks: Sequence[Mask] = MASKS,
     rates: Sequence[float] = RATES,
     contenders: AskOthers | None = None,
@@ -95,6 +98,8 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         valid_data: to choose by; None sets some of `data` aside.
         test_data: for the final figure; None sets some of `data` aside.
         metric: (model, part of the data) -> number, instead of the built-in one; see the docs.
+        length: tokens of the texts that a decoder is to read: rules of attention and types of keys
+            are tried on the model that is taken, too.
         masks: zeros that may be tried.
         rates: of learning, for the first recovery; the best of them serves all others.
         contenders: (search, dense point) -> models of others to compare with, on the same data; no
@@ -113,6 +118,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     work = load_workload(
         model.eval(), tokenizer, data, choose=valid_data, report=test_data, metric=metric
     )
+    long_parts = None if length is None else long_parts_of(work, length)
     folder = Path(f"{out}.work")
     key = {"model": model_digest(work.model), "data": work.digest}
     # The folder becomes this search's, or is it already.
@@ -156,6 +162,19 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
     result = compiled(reload(source, work), work, taken.precision)
     with torch.inference_mode():
         quality = work.reporting.measure(result)
+    reading = None
+    if length is not None and long_parts is not None:
+        engine = DecoderEngine(reload(source, work), taken.precision, context=length)
+        start = time.perf_counter()
+        reading = choose_keys(
+            engine,
+            *long_parts,
+            work.tokenizer,
+            max_loss,
+            seconds_left=lambda: budget.left - (time.perf_counter() - start),
+            say=say,
+        )
+        left_out += reading.left_out
     found_it = ShrinkResult(
         chosen=taken,
         met=chosen is not None,
@@ -174,6 +193,7 @@ def shrink(  # noqa: PLR0913  (one argument per thing a user may ask for)
         budget_seconds=60 * budget_minutes,
         cpu_seconds=clocks.cpu,
         doubt=clocks.doubt,
+        long_texts=reading,
     )
     with replace_directory(target, taken.size, check_replaceable) as unfinished:
         shutil.copytree(source, unfinished, dirs_exist_ok=True)

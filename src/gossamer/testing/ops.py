@@ -14,19 +14,32 @@ from gossamer.formats import SparseMatrix
 from gossamer.ops import Problem, Run, kernel_list
 from gossamer.patterns import Pattern
 from gossamer.testing.formats import SAMPLE_PATTERNS, sample_masks
+from gossamer.testing.operators import Case, check_operator
 
 _SHAPES = ((0, 5), (1, 1), (1, 17), (17, 1), (33, 97), (130, 40))
 _TOKENS = (0, 1, 7, 9, 33, 65)
 _ACTIVATIONS = ("none", "relu", "gelu", "silu")
 
 
-def check_op(operation: str, name: str, patterns: Sequence[Pattern] = SAMPLE_PATTERNS) -> None:
+def check_op(
+    operation: str,
+    name: str,
+    patterns: Sequence[Pattern] = SAMPLE_PATTERNS,
+    *,
+    cases: Sequence[Case] = (),
+) -> None:
     """Raise KernelError at the first product that the kernel `name` of `operation` gets wrong.
 
-    Every weight of these patterns that it accepts, edge shapes and token counts, bias and
-    activations, strided and many-dimensional activations, float32. The bound is a few roundings of
-    the sum of |w||x|, so a lower precision must fail.
+    A name such as `csr->dense` is that of a kernel for formats of intermediate tensors: it goes
+    through `cases`, or those known for the operator, forward and backward, without a fallback.
+
+    For kernels of weights: every weight of these patterns that it accepts, edge shapes and token
+    counts, bias and activations, strided and many-dimensional activations, float32. The bound is a
+    few roundings of the sum of |w||x|, so a lower precision must fail.
     """
+    if "->" in name:
+        check_operator(operation, name, cases)
+        return
     kernel = kernel_list(operation).get(name)
     generator = torch.Generator().manual_seed(4)
     checked = False

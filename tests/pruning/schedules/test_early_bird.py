@@ -16,7 +16,7 @@ from schedule_runs import run, schedule
 from torch import nn
 
 import gossamer
-from gossamer.errors import DistributedError, InputError, TargetError
+from gossamer.errors import DistributedError, InputError, RecipeError, TargetError
 from gossamer.patterns.selection import keep_largest
 from gossamer.pruning.schedules.early.early_bird import MaskHistory, mask_distance, packed
 from gossamer.pruning.schedules.radix_select import keep_largest_across
@@ -190,6 +190,62 @@ def test_budget_uniform_keeps_the_same_part_of_each_layer(sparsity, kept):
     for i, gamma, number in zip((1, 4), before, kept, strict=True):
         assert torch.equal(model[i].weight != 0, keep_largest(gamma, number))
     ctl.close()
+
+
+class Added(nn.Module):
+    """Two convolutions whose channels are added, and one between them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv0, self.norm0 = nn.Conv2d(1, 10, 1), nn.BatchNorm2d(10)
+        self.conv1, self.norm1 = nn.Conv2d(10, 6, 1), nn.BatchNorm2d(6)
+        self.conv2, self.norm2 = nn.Conv2d(6, 10, 1), nn.BatchNorm2d(10)
+        self.last = nn.Conv2d(10, 2, 1)
+
+    def forward(self, x):
+        x = self.norm0(self.conv0(x)).relu()
+        return self.last((self.norm2(self.conv2(self.norm1(self.conv1(x)).relu())) + x).relu())
+
+
+@pytest.mark.parametrize("budget", ["uniform", "global"])
+@pytest.mark.parametrize(("sparsity", "left"), [(0.0, (10, 6)), (0.5, (5, 3)), (0.99, (1, 1))])
+def test_coupled_channels_go_together_by_the_mean_of_their_gammas(sparsity, left, budget):
+    model = Added()
+    gammas = [torch.rand(n, generator=torch.Generator().manual_seed(n)) for n in (10, 6)]
+    second = torch.rand(10, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model.norm0.weight.copy_(gammas[0])
+        model.norm1.weight.copy_(gammas[1])
+        model.norm2.weight.copy_(second)
+    given = {**CHANNELS, "coupled": True, "sparsity": sparsity, "budget": budget}
+    given |= {"begin": 1, "end": 1, "ignore": ["last"]}
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    x = torch.randn(2, 1, 4, 4)
+    ctl = gossamer.attach(model, given, optimizer, total_steps=2, data=[x])
+    ctl.step()
+    kept = [norm.weight != 0 for norm in (model.norm0, model.norm1, model.norm2)]
+    assert torch.equal(kept[0], kept[2])
+    number = [int(mask.sum()) for mask in kept]
+    mean = (gammas[0] + second) / 2
+    assert torch.equal(kept[0], keep_largest(mean, number[0]))
+    assert torch.equal(kept[1], keep_largest(gammas[1], number[1]))
+    if budget == "uniform":
+        assert tuple(number[:2]) == left
+    else:
+        # The number of channels that is nearest: groups have two members or one.
+        wanted = max(3, (1 - sparsity) * 26)
+        assert abs(sum(number) - wanted) <= 1
+    ctl.close()
+
+
+def test_coupled_channels_need_an_example():
+    optimizer = torch.optim.SGD(Added().parameters(), 0.1)
+    with pytest.raises(InputError, match="data="):
+        gossamer.attach(Added(), {**CHANNELS, "coupled": True}, optimizer, total_steps=30)
+    given = {"kind": "early_bird", "sparsity": 0.5, "coupled": True}
+    with pytest.raises(RecipeError, match="belongs to form: channels"):
+        gossamer.attach(Added(), given, optimizer, total_steps=30)
 
 
 def test_channels_need_batch_norm():

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.cli.models import load_source
-from gossamer.errors import ArtifactError
-from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE
+from gossamer.cli.run.kept import kept_writer
 from gossamer.patterns.attention.key_rules import KeyRules
 from gossamer.running.decoder import GenerationOptions, NativeGenerator, Sampling
-from gossamer.running.text import Writer, make_writer
+from gossamer.running.text import Writer
 
 
 @dataclass
@@ -98,18 +96,6 @@ def open_model(
 ) -> TextModel:
     """The model that `model` names, packed; `sampling` says how it draws."""
     drawn = Sampling(**sampling)
-    source = load_source(model, say=say)
-    if TOKENIZER_FILE not in source.beside:
-        raise ArtifactError(
-            f"{model}: has no tokenizer beside its weights, so text cannot be read. Put its"
-            f" {TOKENIZER_FILE} and tokenizer_config.json there."
-        )
-    writer = make_writer(
-        source.model,
-        source.beside,
-        precision=dtype,
-        head_dtype=head_dtype,
-        context=context,
-        keys=keys,
-    )
+    asked = {"precision": dtype, "head_dtype": head_dtype, "context": context}
+    writer = kept_writer(model, keys, asked, say)
     return TextModel(writer, GenerationOptions(max_tokens, drawn, writer.ends), special_tokens)

@@ -3,9 +3,10 @@
 
 `save` writes one whole or not at all, `load_artifact` reads one, `open_artifact` gives its checked
 parts, and `find_artifact` says whether there is one; `save_compressed_tensors` writes what vLLM
-reads. `artifact_skeleton` is the model without weights, and `fill` puts ordinary tensors into a
-model by the same rules; `unwrap` takes off what DDP and torch.compile put around it. `beside`
-names the files beside the weights, `destination` asks whether a path can be written.
+reads. `artifact_skeleton` is the model without weights, `streamed` gives them one by one, and
+`fill` puts ordinary tensors into a model by the same rules; `unwrap` takes off what DDP and
+torch.compile put around it. `beside` names the files beside the weights, `destination` asks whether
+a path can be written.
 """
 
 from gossamer.io.artifact.inventory import unwrap

@@ -20,6 +20,7 @@ from gossamer.io.artifact.manifest import (
     ArchitectureNode,
     Argument,
     AttentionEntry,
+    ChannelsEntry,
     GraphConstant,
     GraphInput,
     GraphNode,
@@ -53,6 +54,8 @@ from gossamer.nn.forms import can_mask
 from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.layers.tables import table_of
 from gossamer.nn.operator_graph import GraphModule, OperatorPlan, PlanInput, Step
+from gossamer.nn.relufication.states import ReluState, relu_states, restore_relus
+from gossamer.nn.surgery.channels import LayerSizes, cut_sizes, restore_cut
 from gossamer.nn.surgery.known_layers import has_other_layers, to_known_layers
 from gossamer.nn.surgery.slimming import unit_counts
 from gossamer.nn.tokens import TokenPrunedEncoder, add_token_pruning
@@ -95,6 +98,8 @@ def describe(model: nn.Module, config: dict[str, Any] | None = None) -> Architec
                 node = node.model_copy(update={"tokens": found})
                 _prune_tokens(rebuilt, found)
                 break
+        put_channels(rebuilt, channels_of(model), "architecture")
+        put_relus(rebuilt, relu_states(model), "architecture")
         put_patterns(rebuilt, patterns_of(model), "architecture")
     except ArtifactError:
         # In no table, or beyond the limits of the reader, such as ten thousand modules.
@@ -150,6 +155,33 @@ def put_patterns(model: nn.Module, patterns: Mapping[str, AttentionEntry], where
             restore_attention(model, states)
     except (InputError, PatternError, TargetError) as error:
         raise ArtifactError(f"{where}: attention: {error}") from error
+
+
+def channels_of(model: nn.Module) -> dict[str, ChannelsEntry]:
+    """Sizes of the layers of a model that lost channels."""
+    return {name: ChannelsEntry(**vars(sizes)) for name, sizes in cut_sizes(model).items()}
+
+
+def put_channels(model: nn.Module, entries: Mapping[str, ChannelsEntry], where: str) -> None:
+    """Give layers of a skeleton or of a user's model the sizes that a file says."""
+    if not entries:
+        return
+    try:
+        with torch.no_grad():
+            restore_cut(
+                model, {n: LayerSizes(**entry.model_dump()) for n, entry in entries.items()}
+            )
+    except (InputError, TargetError) as error:
+        raise ArtifactError(f"{where}: channels: {error}") from error
+
+
+def put_relus(model: nn.Module, states: Mapping[str, ReluState], where: str) -> None:
+    """Let a skeleton or a user's model be relufied as a file says."""
+    try:
+        with torch.device("meta") if _is_meta(model) else nullcontext():
+            restore_relus(model, dict(states))
+    except TargetError as error:
+        raise ArtifactError(f"{where}: relus: {error}") from error
 
 
 def _is_meta(model: nn.Module) -> bool:

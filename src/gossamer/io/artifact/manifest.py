@@ -267,6 +267,14 @@ class AttentionEntry(_Data):
     softcap: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
 
+class ChannelsEntry(_Data):
+    """Sizes of a layer that lost channels; see `gossamer.nn.surgery.channels.LayerSizes`."""
+
+    outputs: Size
+    inputs: Size = 0
+    before: Size = 0
+
+
 PartNode = Annotated[TorchNode | ZooNode, Field(discriminator="kind")]
 ArchitectureNode = Annotated[
     TorchNode | ZooNode | TransformersNode | GraphNode, Field(discriminator="kind")
@@ -289,10 +297,15 @@ class Manifest(SignedData):
     recipe: Annotated[str, Field(max_length=MAX_RECIPE)] | None = None
     # By the path of the layer; files without patterns do not have it.
     attention: dict[ModulePath, AttentionEntry] = Field(default_factory=dict)
+    # Of a slim convolutional network: what its class, or the user's model, would have larger.
+    channels: dict[ModulePath, ChannelsEntry] = Field(default_factory=dict)
+    # The same of what relufication put there: see `gossamer.nn.relufication.states`.
+    relus: dict[ModulePath, Literal["shift", "threshold", "after"]] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_empty(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = write(self)
-        if not self.attention:
-            del content["attention"]
+        for name in ("attention", "channels", "relus"):
+            if not getattr(self, name):
+                del content[name]
         return content

@@ -279,28 +279,30 @@ Decoded = torch.Tensor | SparseWeight | TableState | TiedMask
 
 def decode_all(manifest: Manifest, arrays: Arrays, where: str) -> dict[str, Decoded]:
     """Every stored tensor by name; `arrays` is emptied, so that nothing is held twice."""
-    decoded: dict[str, Decoded] = {}
-    for name, entry in manifest.tensors.items():
-        place = f"{where}: tensor {name!a}"
-        own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
-        try:
-            if isinstance(entry, SparseEntry):
-                decoded[name] = _decode_sparse(entry, own, place)
-            elif isinstance(entry, TableEntry):
-                decoded[name] = _decode_table(entry, own, place)
-            elif isinstance(entry, DenseEntry):
-                if entry.codes is None:
-                    decoded[name] = own[WHOLE].to(DTYPE_NAMES[entry.dtype])
-                    continue
-                grid, codes_RK = _read_codes(entry.codes, own, place)
-                weight_RK = grid.decode(codes_RK, own[SCALES], own.get(OFFSETS))
-                decoded[name] = weight_RK.view(entry.shape)
-            elif entry.mask is not None:
-                shape = manifest.tensors[entry.to].shape  # type: ignore[union-attr]
-                decoded[name] = _decode_mask(entry.mask, own[MASK_ARRAY], shape, place)
-        except (FormatError, PatternError, RegistryError) as error:
-            raise ArtifactError(str(error)) from error
-    return decoded
+    found = {name: decode_one(manifest, name, arrays, where) for name in manifest.tensors}
+    return {name: decoded for name, decoded in found.items() if decoded is not None}
+
+
+def decode_one(manifest: Manifest, name: str, arrays: Arrays, where: str) -> Decoded | None:
+    """One stored tensor; its arrays leave `arrays`. None for a tied one without a mask."""
+    entry, place = manifest.tensors[name], f"{where}: tensor {name!a}"
+    own = {array: arrays.pop(array_key(name, array)) for array in entry.arrays}
+    try:
+        if isinstance(entry, SparseEntry):
+            return _decode_sparse(entry, own, place)
+        if isinstance(entry, TableEntry):
+            return _decode_table(entry, own, place)
+        if isinstance(entry, DenseEntry):
+            if entry.codes is None:
+                return own[WHOLE].to(DTYPE_NAMES[entry.dtype])
+            grid, codes_RK = _read_codes(entry.codes, own, place)
+            return grid.decode(codes_RK, own[SCALES], own.get(OFFSETS)).view(entry.shape)
+        if entry.mask is not None:
+            shape = manifest.tensors[entry.to].shape  # type: ignore[union-attr]
+            return _decode_mask(entry.mask, own[MASK_ARRAY], shape, place)
+    except (FormatError, PatternError, RegistryError) as error:
+        raise ArtifactError(str(error)) from error
+    return None
 
 
 def _decode_sparse(entry: SparseEntry, arrays: Arrays, where: str) -> SparseWeight:

@@ -14,7 +14,7 @@ from torch import nn
 from gossamer.errors import ArtifactError
 from gossamer.formats import SparseMatrix
 from gossamer.io.artifact.agreement import enclosing, memory_needed
-from gossamer.io.artifact.architecture import build, put_patterns
+from gossamer.io.artifact.architecture import build, put_channels, put_patterns, put_relus
 from gossamer.io.artifact.inventory import (
     Slot,
     all_slots,
@@ -55,9 +55,12 @@ def load_artifact(
         manifest, where = artifact.manifest, str(artifact.path)
         check_memory(memory_needed(manifest), artifact.num_bytes, max_bytes, where)
         target = unwrap(model) if model is not None else _skeleton(artifact)
-        # Of a model of the user's, patterns are all that changes before everything fits.
-        with unchanged_on_error(target, contents=()) if manifest.attention else nullcontext():
+        # Of a model of the user's, patterns, sizes and ReLUs are all that changes before all fits.
+        changes = manifest.attention or manifest.channels or manifest.relus
+        with unchanged_on_error(target, contents=()) if changes else nullcontext():
             if model is not None:
+                put_channels(target, manifest.channels, where)
+                put_relus(target, manifest.relus, where)
                 put_patterns(target, manifest.attention, where)
             matched = check_fit(manifest, target, where, exact_dtypes=model is not None)
             if model is None:
@@ -111,6 +114,8 @@ def _skeleton(artifact: OpenArtifact, device: str = "meta") -> nn.Module:
     most = 2 * len(manifest.tensors) + 64 * len(manifest.shared_modules) + 64
     config = artifact.config()
     model = build(manifest.architecture, max_tensors=most, config=config, device=device)
+    put_channels(model, manifest.channels, str(artifact.path))
+    put_relus(model, manifest.relus, str(artifact.path))
     put_patterns(model, manifest.attention, str(artifact.path))
     return model
 

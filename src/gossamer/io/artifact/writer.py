@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.io.artifact.architecture import build, describe, patterns_of
+from gossamer.io.artifact.architecture import build, channels_of, describe, patterns_of
 from gossamer.io.artifact.beside import (
     BESIDE_FILES,
     CARD_FILE,
@@ -50,6 +50,7 @@ from gossamer.io.safe_files.manifests import MANIFEST_FILE, FileEntry, producer
 from gossamer.io.safe_files.tensors import write_file
 from gossamer.nn.attention import refuse_patterns
 from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.relufication.states import refuse_relus, relu_states
 
 INDEX_FILE = "model.safetensors.index.json"
 _WEIGHT = ".weight"
@@ -143,6 +144,8 @@ def save(
             architecture=architecture,
             recipe=recipe,
             attention=patterns_of(stored),
+            channels=channels_of(stored),
+            relus=relu_states(stored),
         )
         text = _default_card(manifest, Path(path).name) if card is None else card
         write_file(folder / CARD_FILE, text.encode())
@@ -246,6 +249,7 @@ def save_compressed_tensors(
     """
     stored = as_stored(unwrap(model))
     refuse_patterns(stored, "files of compressed-tensors do not say so")
+    refuse_relus(stored, "files of compressed-tensors do not say so")
     config = config_of(stored)
     if config is None:
         raise InputError(

@@ -8,7 +8,7 @@ a configuration of what it says, by the rows of families; `file.py` makes a mode
 """
 
 from gossamer.io.gguf.blocks import GGUF_TYPES
-from gossamer.io.gguf.file import is_gguf, load_gguf
+from gossamer.io.gguf.file import is_gguf, load_gguf, stream_gguf
 from gossamer.io.gguf.tokenizer import gguf_tokenizer_files
 from gossamer.io.gguf.writing import Written, write_gguf
 
@@ -18,5 +18,6 @@ __all__ = [
     "gguf_tokenizer_files",
     "is_gguf",
     "load_gguf",
+    "stream_gguf",
     "write_gguf",
 ]

@@ -9,6 +9,8 @@ Legend: H heads, P half of a head's width, K columns.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,12 +19,14 @@ import torch
 from torch import nn
 
 from gossamer.errors import ArtifactError, InputError
+from gossamer.io.gguf.common_types import numbers_of
 from gossamer.io.gguf.header import GgufHeader, GgufTensor, open_gguf
 from gossamer.io.gguf.settings import ROPE_TENSORS, GgufModel, read_settings, with_rope
-from gossamer.io.huggingface import build_transformers, from_tensors
+from gossamer.io.gguf.tokenizer import tokenizer_files
 from gossamer.io.safe_files import MAX_FAULTS_SHOWN
 from gossamer.io.safe_files.checks import check_memory
 from gossamer.io.safe_files.directories import AnyPath
+from gossamer.nn.streamed import StreamedModel, streamed_model
 from gossamer.nn.surgery.matrix_layers import conv1d_paths
 
 GGUF_SUFFIX = ".gguf"
@@ -66,21 +70,80 @@ def load_gguf(path: AnyPath, *, max_bytes: int | None = None) -> nn.Module:
             name, transposed = places[tensor.name]
             weight = _as_in_torch(dequantised(file, tensor, where), tensor.name, described)
             tensors[name] = weight.t().contiguous() if transposed else weight
+    from gossamer.io.huggingface import from_tensors
+
     return from_tensors(described.names.model, described.config, tensors, where)
 
 
+@dataclass(frozen=True)
+class OpenGguf:
+    """A model without weights, the open file that they are fetched from, and its tokenizer."""
+
+    model: StreamedModel
+    file: BinaryIO
+    beside: dict[str, bytes]
+
+
+def stream_gguf(path: AnyPath) -> OpenGguf | None:
+    """The model in a gguf file without its weights, which are read when they are fetched.
+
+    Args:
+        path: the file, of which everything but the numbers of tensors is checked now.
+
+    Returns:
+        None for a model that only transformers can build, and one whose tokenizer lies elsewhere.
+    """
+    file, header = open_gguf(path)
+    where, opened = str(path), None
+    try:
+        described = read_settings(header, where)
+        model = streamed_model(described.names.model, described.config)
+        if model is not None and not any(name in header.tensors for name in ROPE_TENSORS):
+            model.read_from(_reader(file, header, described, where, model))
+            opened = OpenGguf(model, file, tokenizer_files(header, where))
+    finally:
+        if opened is None:
+            file.close()
+    return opened
+
+
+def _reader(
+    file: BinaryIO, header: GgufHeader, described: GgufModel, where: str, model: nn.Module
+) -> Callable[[str], torch.Tensor]:
+    """Reads a tensor by its name in a state dict; a tied head is the table."""
+    places = checked_places(header, described, where, model)
+    in_file = {name: tensor for tensor, (name, _) in places.items()}
+    front, back = (f"{n}.weight" for n in (described.chain.front[0], described.chain.back[-1]))
+    in_file.setdefault(back, in_file[front])
+
+    def read(name: str) -> torch.Tensor:
+        tensor = header.tensors[in_file[name]]
+        return _as_in_torch(dequantised(file, tensor, where), tensor.name, described)
+
+    return read
+
+
 def checked_places(
-    header: GgufHeader, described: GgufModel, where: str
+    header: GgufHeader, described: GgufModel, where: str, skeleton: nn.Module | None = None
 ) -> dict[str, tuple[str, bool]]:
     """Name in the file -> (name in a state dict, whether torch stores it transposed).
 
     Every tensor that the class needs is there in its shape, and nothing else is.
+
+    Args:
+        header: of the file.
+        described: what it says.
+        where: for messages.
+        skeleton: the model without weights; None: that of transformers.
     """
     num_layers, found = described.num_layers, header.tensors
     if num_layers > len(found):
         raise ArtifactError(f"{where}: {num_layers} blocks announced, {len(found)} tensors stored.")
     model = described.names.model
-    skeleton = build_transformers(model, described.config, max_tensors=10 * len(found) + 100)
+    if skeleton is None:
+        from gossamer.io.huggingface import build_transformers
+
+        skeleton = build_transformers(model, described.config, max_tensors=10 * len(found) + 100)
     turned = {f"{name}.weight" for name in conv1d_paths(skeleton)}
     places, wanted = {}, {}
     for name, parameter in skeleton.named_parameters():
@@ -126,16 +189,19 @@ def _as_in_torch(weight: torch.Tensor, name: str, described: GgufModel) -> torch
 
 def dequantised(file: BinaryIO, tensor: GgufTensor, where: str) -> torch.Tensor:
     """A tensor of an open file, float32, in the order of the file."""
+    file.seek(tensor.begin)
+    raw = file.read(tensor.end - tensor.begin)
+    if len(raw) != tensor.end - tensor.begin:
+        raise ArtifactError(f"{where}: ended inside of tensor {tensor.name!a}.")
+    plain = numbers_of(raw, tensor.kind.code)
+    if plain is not None:
+        return torch.from_numpy(plain).reshape(tensor.shape)
     try:
         from gguf import GGMLQuantizationType, quants
     except ImportError as error:
         raise InputError(
             "the package gguf is not installed, but this file needs it: pip install 'gossamer[hf]'."
         ) from error
-    file.seek(tensor.begin)
-    raw = file.read(tensor.end - tensor.begin)
-    if len(raw) != tensor.end - tensor.begin:
-        raise ArtifactError(f"{where}: ended inside of tensor {tensor.name!a}.")
     kind = GGMLQuantizationType(tensor.kind.code)
     # The package expects these two as numbers and everything else as bytes.
     stored = {"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8)

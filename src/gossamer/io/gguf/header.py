@@ -180,6 +180,24 @@ class _Cursor:
             place = self.position - len(raw) + error.start
             raise ArtifactError(f"{self.where}: not UTF-8 at byte {place}.") from error
 
+    def _texts(self, count: int) -> list[str]:
+        """So many texts; `text` for those that are as they should be, in a quarter of its time."""
+        read, unpack, found = self.file.read, struct.Struct("<Q").unpack, []
+        end = min(self.size, MAX_HEADER_BYTES)
+        for _ in range(count):
+            head = read(8)
+            length = unpack(head)[0] if len(head) == 8 else end
+            raw = read(length) if length <= end - self.position - 8 else b""
+            try:
+                found.append(raw.decode("utf-8"))
+            except UnicodeDecodeError:
+                length = -1
+            if len(raw) != length:
+                self.file.seek(self.position)
+                self.text()  # says what is wrong
+            self.position += 8 + length
+        return found
+
     def value(self, key: str) -> Any:
         kind = self.number("I")
         if kind == _STRING:
@@ -195,7 +213,7 @@ class _Cursor:
             )
         if kind == _STRING:
             self.expect(count, 8, "texts")
-            return [self.text() for _ in range(count)]
+            return self._texts(count)
         code = self._code(kind, key)
         self.expect(count, struct.calcsize(f"<{code}"), "numbers")
         return list(self._unpack(f"<{count}{code}"))

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from gossamer.errors import ArtifactError
-from gossamer.io.gguf.header import open_gguf
+from gossamer.io.gguf.header import GgufHeader, open_gguf
 from gossamer.io.gguf.sentencepiece import BLANK, sentencepiece_steps
 from gossamer.io.safe_files.documents import pretty_json
 
@@ -57,7 +57,12 @@ def gguf_tokenizer_files(path: os.PathLike[str] | str) -> dict[str, bytes]:
     """`tokenizer.json` and `tokenizer_config.json` of the tokenizer in a gguf file."""
     file, header = open_gguf(path)
     file.close()
-    settings, where = header.settings, str(path)
+    return tokenizer_files(header, str(path))
+
+
+def tokenizer_files(header: GgufHeader, where: str) -> dict[str, bytes]:
+    """The same for a header that was read."""
+    settings = header.settings
     model, cut = (settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     is_known = model == _SENTENCEPIECE or (model == _BYTE_LEVEL_MODEL and cut in PRE_TOKENIZERS)
     if not is_known:
@@ -183,7 +188,12 @@ def _merges(vocabulary: dict[str, int], settings: dict[str, Any], where: str) ->
     merges = []
     for number, text in enumerate(_texts(settings, "tokenizer.ggml.merges", where)):
         parts = text.split(" ")
-        if len(parts) != 2 or any(part not in vocabulary for part in (*parts, "".join(parts))):
+        if (
+            len(parts) != 2
+            or parts[0] not in vocabulary
+            or parts[1] not in vocabulary
+            or parts[0] + parts[1] not in vocabulary
+        ):
             raise ArtifactError(
                 f"{where}: tokenizer.ggml.merges[{number}] {text[:40]!a} must be two tokens whose"
                 " union is a token."

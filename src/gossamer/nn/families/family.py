@@ -175,6 +175,7 @@ class DecoderFacts:
         logits_cap: attribute of the model with the soft cap of the logits.
         requires: attributes of the model, and whether they must be set.
         experts: of blocks that have them instead of the feed-forward part of `block`.
+        streams: `streamed.py` knows all that its modules compute.
     """
 
     model: str
@@ -200,6 +201,7 @@ class DecoderFacts:
     logits_cap: str = ""
     requires: tuple[tuple[str, bool], ...] = ()
     experts: ExpertFacts | None = None
+    streams: bool = False
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def mixture_like(
 
 
 FAMILY = replace(
-    llama_like("Llama", "llama", "Llama"),
+    llama_like("Llama", "llama", "Llama", decoder={"streams": True}),
     gguf=GgufNames("llama", "LlamaForCausalLM", rows="pairs"),
     mixtures=(MIXTRAL, QWEN2_MOE),
 )

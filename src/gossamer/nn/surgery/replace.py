@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gossamer.errors import InputError
+from gossamer.nn.intermediate import carry_rules
 
 _HOOK_TABLES = (
     "_backward_pre_hooks",
@@ -51,6 +52,7 @@ def submodule_at(root: nn.Module, path: str) -> nn.Module:
 
 def inherit_hooks(new: nn.Module, old: nn.Module) -> None:
     """Give `new` the mode and the call hooks of `old`; handles that users hold keep working."""
+    carry_rules(new, old)
     new.training = old.training
     for table in _HOOK_TABLES:
         new.__dict__[table] = old.__dict__[table]

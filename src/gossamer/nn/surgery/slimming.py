@@ -19,6 +19,7 @@ from torch import nn
 
 from gossamer.errors import TargetError
 from gossamer.nn.families import BlockParts, block_of
+from gossamer.nn.layer_kinds import form_of
 from gossamer.nn.surgery import inherit_hooks
 from gossamer.nn.surgery.matrix_layers import BiasOnly, is_matrix_layer, matrix_of, set_matrix
 
@@ -135,6 +136,9 @@ def cut_units(group: UnitGroup, kept: Sequence[int]) -> None:
             f"{group.name}: kept units must be ascending numbers below {group.count}, got"
             f" {list(kept)[:8]}."
         )
+    for part in (*group.producer_names, group.consumer_name):
+        if not is_matrix_layer(group.block.get_submodule(part)):
+            raise _not_a_matrix(group.block_name, group.block, part)
     units = torch.tensor(list(kept), dtype=torch.long)
     for producer in group.producers:
         take_rows(producer, group.rows(producer, units))
@@ -184,12 +188,17 @@ def _filters(name: str, block: nn.Module, family: BlockParts) -> UnitGroup:
 
 def _matrix_shape(name: str, block: nn.Module, part: str) -> torch.Size:
     layer = block.get_submodule(part)
-    if not is_matrix_layer(layer):
-        raise TargetError(
-            f"{name}.{part}: is a {type(layer).__name__}; units can be cut out of torch.nn.Linear"
-            " and transformers' Conv1D only. Make masked or compact layers dense first (to_dense)."
-        )
+    if not is_matrix_layer(layer) and form_of(layer) != "masked":
+        raise _not_a_matrix(name, block, part)
     return matrix_of(layer).shape
+
+
+def _not_a_matrix(name: str, block: nn.Module, part: str) -> TargetError:
+    return TargetError(
+        f"{name}.{part}: is a {type(block.get_submodule(part)).__name__}; units can be cut out of"
+        " torch.nn.Linear and transformers' Conv1D only. Make masked or compact layers dense first"
+        " (to_dense)."
+    )
 
 
 def _put(block: nn.Module, dotted: str, value: nn.Module | int) -> None:

@@ -15,13 +15,16 @@ from gossamer.ops import _native
 from gossamer.ops.addresses import address
 from gossamer.ops.calls import Handles
 from gossamer.patterns.attention import BLOCK, AttentionPattern, BlockList, parse_attention
+from gossamer.patterns.attention.sorted_parts import SortedParts
 
 _WHERE = "attention"
+Picked = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
 _HANDLES: Handles[BlockList] = Handles("attention over a list of blocks")
 _numbers: "weakref.WeakKeyDictionary[BlockList, int]" = weakref.WeakKeyDictionary()
 _native_tiles: "weakref.WeakKeyDictionary[BlockList, tuple[object, ...]]" = (
     weakref.WeakKeyDictionary()
 )
+_picked: "weakref.WeakKeyDictionary[SortedParts, Picked]" = weakref.WeakKeyDictionary()
 # Patterns keep their lists as long as the process; native objects must go before its module.
 atexit.register(_native_tiles.clear)
 
@@ -93,4 +96,22 @@ def head_lists(blocks: BlockList, heads: int) -> torch.Tensor:
     return lists if len(lists) == heads else lists.expand(heads).contiguous()
 
 
-__all__ = ["BLOCK", "BlockList", "PatternLike", "head_lists", "lists_of", "name_of", "native_tiles"]
+def picked(parts: SortedParts) -> Picked:
+    """The queries and keys of the far part, and the way back of the queries; None: as they are."""
+    if parts not in _picked:
+        keys = torch.from_numpy(parts.keys)
+        rows = None if parts.queries is None else torch.from_numpy(parts.queries)
+        _picked[parts] = rows, keys, None if rows is None else torch.argsort(rows)
+    return _picked[parts]
+
+
+__all__ = [
+    "BLOCK",
+    "BlockList",
+    "PatternLike",
+    "head_lists",
+    "lists_of",
+    "name_of",
+    "native_tiles",
+    "picked",
+]

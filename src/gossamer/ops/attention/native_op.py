@@ -17,9 +17,16 @@ from torch import Tensor
 
 from gossamer.ops import _native
 from gossamer.ops.addresses import address
-from gossamer.ops.attention.blocks import head_lists, lists_of, native_tiles
+from gossamer.ops.attention.blocks import (
+    BlockList,
+    head_lists,
+    lists_of,
+    native_tiles,
+    picked,
+)
 from gossamer.ops.calls import define_op
 from gossamer.ops.kernels import active_kernels
+from gossamer.patterns.attention.sorted_parts import SortedParts, sorted_parts
 
 _WHERE = "attention"
 _ADVICE = "Use shorter sequences or a sparser pattern, a smaller batch, or free memory."
@@ -65,12 +72,45 @@ def forward_op(  # noqa: PLR0913  (an op has tensors and numbers only)
 ) -> tuple[Tensor, Tensor]:
     """The result [B, H, N, V], laid out as q, and lse [B, H, N]."""
     q, k, v = _rows(q), _rows(k), _rows(v)
-    out, lse = _like(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-    tiles, before, _held = _call(
-        (q, k, v, out), lse, (ranges, bias, positions), (pattern, causal, offset)
+    extras, settings = (ranges, bias, positions), (scale, cap, dropout, _seed(seed))
+    parts = _parts(pattern, q, k, causal, offset, (*extras, seed))
+    if parts is None:
+        blocks = lists_of(pattern, q.shape[2], k.shape[2], q.shape[1], causal, offset)
+        return _forward(q, k, v, blocks, extras, settings)
+    rows, columns, back = picked(parts)
+    near, near_lse = _forward(q, k, v, parts.near, extras, settings)
+    far, far_lse = _forward(
+        _taken(q, rows), _taken(k, columns), _taken(v, columns), parts.far, extras, settings
     )
-    _native.attention_forward(tiles, *before, scale, cap, dropout, _seed(seed), active_kernels())
+    far, far_lse = _taken(far, back), _taken(far_lse, back)
+    lse = torch.logaddexp(near_lse, far_lse)
+    # A row without pairs in either part has -inf in both.
+    most = lse.clamp_min(torch.finfo(torch.float32).min)
+    near.copy_((near_lse - most).exp()[..., None] * near + (far_lse - most).exp()[..., None] * far)
+    return near, lse
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, blocks: BlockList, extras: Any, settings: Any
+) -> tuple[Tensor, Tensor]:
+    out, lse = _like(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    tiles, before, _held = _call((q, k, v, out), lse, extras, blocks)
+    _native.attention_forward(tiles, *before, *settings, active_kernels())
     return out, lse
+
+
+def _parts(
+    pattern: str, q: Tensor, k: Tensor, causal: bool, offset: int | None, extras: Any
+) -> SortedParts | None:
+    """A pattern in two lists, if it is cheaper so and nothing else depends on places."""
+    if pattern.startswith("#") or any(extra is not None for extra in extras):
+        return None
+    return sorted_parts(pattern, q.shape[2], k.shape[2], q.shape[1], causal, offset)
+
+
+def _taken(x: Tensor, order: Tensor | None) -> Tensor:
+    """The same with other tokens."""
+    return x if order is None else x.index_select(2, order)
 
 
 def _seed(seed: Tensor | None) -> int:
@@ -81,13 +121,11 @@ def _call(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     lse: Tensor,
     extras: tuple[Tensor | None, ...],
-    pattern: tuple[str, bool, int | None],
+    blocks: BlockList,
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """Tiles, the arguments both native calls begin with, and what must live until they end."""
     q, k, v, _ = tensors
-    batch, heads, queries, dim = q.shape
-    name, causal, offset = pattern
-    blocks = lists_of(name, queries, k.shape[2], heads, causal, offset)
+    batch, heads, _, dim = q.shape
     lists = head_lists(blocks, heads)
     extras = tuple(None if t is None else t.contiguous() for t in extras)
     sizes = batch, heads, k.shape[1], dim, v.shape[-1], int(q.dtype is torch.bfloat16)
@@ -130,21 +168,51 @@ def backward_op(  # noqa: PLR0913  (as above)
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, and of the bias for each sequence of the batch."""
-    q, k, v, grad, out = (_rows(t) for t in (q, k, v, grad, out))
+    tensors = tuple(_rows(t) for t in (grad, q, k, v, out))
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
-    dq, dk, dv = (_like(t, t.shape[-1]) for t in (q, k, v))
-    dbias = _empty_bias(q, bias)
-    tiles, before, _held = _call(
-        (q, k, v, out), lse, (ranges, bias, positions), (pattern, causal, offset)
+    extras, settings = (ranges, bias, positions), (scale, cap, dropout, _seed(seed))
+    parts = _parts(pattern, q, k, causal, offset, (*extras, seed))
+    if parts is None:
+        blocks = lists_of(pattern, q.shape[2], k.shape[2], q.shape[1], causal, offset)
+        return _gradients(tensors, lse, grad_lse, blocks, extras, settings)
+    # The weights of each part are those of all: lse is that of both.
+    dq, dk, dv, dbias = _gradients(tensors, lse, grad_lse, parts.near, extras, settings)
+    rows, columns, back = picked(parts)
+    grad, q, k, v, out = tensors
+    far = tuple(_taken(t, rows) for t in (grad, q)), tuple(_taken(t, columns) for t in (k, v))
+    far_lse = None if grad_lse is None else _taken(grad_lse, rows)
+    far_dq, far_dk, far_dv, _ = _gradients(
+        (*far[0], *far[1], _taken(out, rows)),
+        _taken(lse, rows),
+        far_lse,
+        parts.far,
+        extras,
+        settings,
     )
+    dq += _taken(far_dq, back)
+    dk.index_add_(2, columns, far_dk)
+    dv.index_add_(2, columns, far_dv)
+    return dq, dk, dv, dbias
+
+
+def _gradients(
+    tensors: tuple[Tensor, ...],
+    lse: Tensor,
+    grad_lse: Tensor | None,
+    blocks: BlockList,
+    extras: Any,
+    settings: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad, q, k, v, out = tensors
+    dq, dk, dv = (_like(t, t.shape[-1]) for t in (q, k, v))
+    bias = extras[1]
+    dbias = _empty_bias(q, bias)
+    tiles, before, _held = _call((q, k, v, out), lse, extras, blocks)
     _native.attention_backward(
         tiles,
         *before,
-        scale,
-        cap,
-        dropout,
-        _seed(seed),
+        *settings,
         _strided(grad),
         address(grad_lse, _WHERE),
         *(_strided(t) for t in (dq, dk, dv)),

@@ -4,6 +4,8 @@
 See native/include/gossamer/neurons.hpp. Legend: N neurons, D features, T tokens.
 """
 
+from typing import Final
+
 import torch
 
 from gossamer.errors import InputError, KernelError
@@ -14,14 +16,17 @@ from gossamer.ops.packed import Packed, float_array, optional_array
 from gossamer.out_of_memory import names_memory
 
 _WHERE = "neurons"
+# What rows are stored in, by the number that native code gives it.
+ROW_TYPES: Final = ("fp32", "bf16", "int8")
 
 
 class PackedNeurons(Packed):
     """`down(relu(gate(x) - shift)^power * up(x))` for few tokens; immutable, for inference.
 
-    A screen of int8 codes finds the neurons that may be active; those are computed exactly, in
-    fp32 arithmetic. A neuron whose input is above the shift by less than the rounding of its codes
-    can be missed with a chance of about 1e-9; its part of the result is as small as that rounding.
+    A screen finds the neurons that may be active: 4 bits of the codes of every deciding row, and 4
+    more of those that are near enough. What passes is computed exactly, in fp32 arithmetic. A
+    neuron whose input is above the threshold by less than the rounding of its codes can be missed
+    with a chance of about 1e-9; its part of the result is as small as that rounding.
 
     Args:
         gate_ND: the rows that decide, float32; in a plain block the first layer.
@@ -29,9 +34,10 @@ class PackedNeurons(Packed):
         down_ND: columns of the second layer, neuron by neuron: its weight transposed.
         gate_bias_N: or None.
         up_bias_N: or None.
-        shift: neurons up to here are zero.
+        cut: what is taken off, and the number up to which neurons are zero.
         power: 1 for ReLU, 2 for its square.
-        bf16: store the rows in bf16.
+        rows: what rows are stored in, "fp32", "bf16" or "int8". With int8, codes of 8 bits with a
+            scale for each row are the weights, the deciding ones too, and x is read in 16 bits.
     """
 
     lives = "packed neurons live"
@@ -45,9 +51,9 @@ class PackedNeurons(Packed):
         *,
         gate_bias_N: torch.Tensor | None = None,
         up_bias_N: torch.Tensor | None = None,
-        shift: float = 0.0,
+        cut: tuple[float, float] = (0.0, 0.0),
         power: int = 1,
-        bf16: bool = False,
+        rows: str = "fp32",
     ) -> None:
         for name, weight in {"gate": gate_ND, "up": up_ND, "down": down_ND}.items():
             if weight is None:
@@ -64,6 +70,8 @@ class PackedNeurons(Packed):
                 )
             if not bool(weight.isfinite().all()):
                 raise KernelError(f"neurons: {name} holds NaN or infinity; it has no int8 codes.")
+        if rows not in ROW_TYPES:
+            raise InputError(f"neurons: rows must be one of {', '.join(ROW_TYPES)}; got {rows!r}.")
         self.num_neurons, self.num_features = gate_ND.shape
         self._native = _native.NeuronBlock(
             gate=float_array(gate_ND),
@@ -71,9 +79,10 @@ class PackedNeurons(Packed):
             down=float_array(down_ND),
             gate_bias=optional_array(gate_bias_N),
             up_bias=optional_array(up_bias_N),
-            shift=shift,
+            shift=cut[0],
+            threshold=cut[1],
             power=power,
-            bf16=bf16,
+            rows=ROW_TYPES.index(rows),
             kernels=active_kernels(),
         )
 
@@ -84,12 +93,16 @@ class PackedNeurons(Packed):
 
     @names_memory(_WHERE)
     def __call__(
-        self, x: torch.Tensor, known: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        known: torch.Tensor | None = None,
+        seen_N: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int]:
         """The block's output for x [..., D], without the bias of `down`; active neurons seen.
 
         `known`, ascending numbers of neurons, says that all others are zero, as a predictor or the
-        tokens before may know: nothing else is read then, not even the codes.
+        tokens before may know: nothing else is read then, not even the codes. Entries of active
+        neurons in `seen_N`, uint8 [N], become 1.
         """
         if x.dtype is not torch.float32 or x.shape[-1:] != (self.num_features,):
             raise InputError(
@@ -100,11 +113,12 @@ class PackedNeurons(Packed):
         rows_TD = x.detach().reshape(-1, self.num_features).contiguous()
         y_TD = torch.empty_like(rows_TD)
         active = 0
+        marks = None if seen_N is None else seen_N.numpy()
         numbers = None if known is None else _numbers(known, self.num_neurons)
         for row, out in zip(rows_TD, y_TD, strict=True):
             here, there = address(row, _WHERE), address(out, _WHERE)
             if numbers is None:
-                active += self._native.run(here, there)
+                active += self._native.run(here, there, marks)
             else:
                 active += self._native.run_known(here, numbers, there)
         return y_TD.view(x.shape), active

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from gossamer.ops import _native
-from gossamer.ops.addresses import address
+from gossamer.ops.addresses import address, direct_address
 from gossamer.ops.results import is_large, new_result
 
 Starts = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -26,7 +26,8 @@ def new_gradient(weight_RK: torch.Tensor, counts: Sequence[int]) -> torch.Tensor
     Large ones are in memory that is used again from step to step: mapping 85 MB anew took as long
     as the training step of the block. Idle experts give their pages back instead of writing zeros.
     """
-    if not is_large(weight_RK, *weight_RK.shape):
+    # A weight that somebody traces has no memory, and neither has its gradient.
+    if not direct_address(weight_RK) or not is_large(weight_RK, *weight_RK.shape):
         make = torch.empty_like if all(counts) else torch.zeros_like
         return make(weight_RK, memory_format=torch.contiguous_format)
     made = new_result(weight_RK, *weight_RK.shape)

@@ -17,7 +17,7 @@ from gossamer.ops.linear.packed_weight import PackedWeight, pack_encoder_weight,
 
 NAME = "dense/int8"
 # Inside an engine nothing is raced: above this density skipping zeros takes longer (Zen 5).
-MIN_DENSITY = 0.65
+MIN_DENSITY = 0.42
 
 
 def pack_dense_int8(matrix: SparseMatrix) -> PackedWeight:

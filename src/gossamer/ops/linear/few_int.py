@@ -32,7 +32,9 @@ def pack_few_int(matrix: SparseMatrix, dtype: str = "int8", scale_group: int = 3
     """
     try:
         options = {"dtype": dtype, "scale_group": scale_group}
-        return pack_weight(kernel_name(dtype), _native.pack_few_int, matrix, **options)
+        return pack_weight(
+            kernel_name(dtype), _native.pack_few_int, matrix, all_kept=True, **options
+        )
     except ValueError as error:
         raise KernelError(f"few_int kernel: {error}.") from error
 

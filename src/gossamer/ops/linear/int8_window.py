@@ -16,6 +16,9 @@ from gossamer.ops.linear import dense_int8, int8
 from gossamer.ops.linear.packed_weight import PackedWeight, pack_encoder_weight, pack_weight
 
 NAME = "int8_window"
+_MAX_DENSITY = 0.65
+# Inside an engine, where its results have to be turned, `int8_panel` is as fast from here on down.
+_MIN_ENGINE_DENSITY = 0.2
 
 
 def pack_int8_windows(matrix: SparseMatrix) -> PackedWeight:
@@ -32,7 +35,10 @@ def pack_int8_windows(matrix: SparseMatrix) -> PackedWeight:
 
 def _fits(problem: Problem) -> bool:
     matrix = problem.matrix
-    return bool(matrix.shape[1] <= int8.MAX_COLUMNS and matrix.density <= dense_int8.MIN_DENSITY)
+    lowest, highest = 0.0, _MAX_DENSITY
+    if problem.engine:
+        lowest, highest = _MIN_ENGINE_DENSITY, dense_int8.MIN_DENSITY
+    return bool(matrix.shape[1] <= int8.MAX_COLUMNS and lowest <= matrix.density <= highest)
 
 
 def _is_offered() -> bool:

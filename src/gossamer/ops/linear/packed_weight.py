@@ -19,7 +19,14 @@ from gossamer.ops.addresses import address, bias_address, checked_bias_address, 
 from gossamer.ops.calls import Handles, call_op, define_op, refuse_onnx
 from gossamer.ops.dispatch import Problem
 from gossamer.ops.kernels import active_kernels
-from gossamer.ops.packed import ACTIVATIONS, Packed, checked_weight, optional_array, refusal
+from gossamer.ops.packed import (
+    ACTIVATIONS,
+    Packed,
+    checked_values,
+    checked_weight,
+    optional_array,
+    refusal,
+)
 from gossamer.out_of_memory import is_out_of_memory, memory_error, names_memory
 
 
@@ -119,6 +126,8 @@ def pack_weight(
     kernel: str,
     packer: Callable[..., _native.PackedWeight],
     matrix: SparseMatrix,
+    *,
+    all_kept: bool = False,
     **options: object,
 ) -> PackedWeight:
     """Pack a sparse matrix for a kernel family, for the active kernel set.
@@ -127,12 +136,14 @@ def pack_weight(
         kernel: name of the family.
         packer: its `_native.pack_...` function.
         matrix: float32 on the CPU.
+        all_kept: the packer takes None for the mask of a weight that keeps everything.
         options: what else the packer takes.
     """
-    values, bits = checked_weight(matrix, matrix.shape, kernel)
-    native = packer(
-        values.numpy(), bits.numpy(), *matrix.shape, kernels=active_kernels(), **options
-    )
+    if all_kept and matrix.positions.mask_bits is None:
+        values, bits = checked_values(matrix, kernel).numpy(), None
+    else:
+        values, bits = (part.numpy() for part in checked_weight(matrix, matrix.shape, kernel))
+    native = packer(values, bits, *matrix.shape, kernels=active_kernels(), **options)
     return PackedWeight(native, kernel)
 
 

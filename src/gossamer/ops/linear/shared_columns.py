@@ -46,8 +46,14 @@ def pack_nmg(matrix: SparseMatrix) -> PackedWeight:
     pattern = matrix.pattern
     if not isinstance(pattern, NMG):
         raise KernelError(f"nmg kernel: expected an nmg:n:m:g weight, got {pattern}.")
-    sizes = {"num_kept": pattern.num_kept, "group": pattern.group, "repeats": pattern.repeats}
-    return pack_weight("nmg", _native.pack_nmg, matrix, **sizes)
+    return pack_weight(
+        "nmg",
+        _native.pack_nmg,
+        matrix,
+        num_kept=pattern.num_kept,
+        group=pattern.group,
+        repeats=pattern.repeats,
+    )
 
 
 def _accepts_nmg(problem: Problem) -> bool:
@@ -65,8 +71,14 @@ def pack_vnm(matrix: SparseMatrix) -> PackedWeight:
     if not isinstance(pattern, VNM):
         raise KernelError(f"vnm kernel: expected a V:N:M weight, got {pattern}.")
     rows = min(pattern.block_rows, _MAX_TILE_ROWS)
-    options = {"tile_rows": rows, "used": NUM_SHARED, "group": pattern.group}
-    return pack_weight("vnm", _native.pack_shared_panel, matrix, **options)
+    return pack_weight(
+        "vnm",
+        _native.pack_shared_panel,
+        matrix,
+        tile_rows=rows,
+        used=NUM_SHARED,
+        group=pattern.group,
+    )
 
 
 def _accepts_vnm(problem: Problem) -> bool:

@@ -15,7 +15,7 @@ from gossamer.patterns.attention.nearest import nearest
 
 __all__ = ["KEY_TYPES", "LEGAL_KEY_RULES", "KeyRules", "parse_key_rules"]
 
-KEY_TYPES = ("fp32", "int8")
+KEY_TYPES = ("fp32", "int8", "int4")
 LEGAL_KEY_RULES = "'full', 'sinks:4+window:1024', 'pages:512', 'mass:0.95', 'mass:0.95+pages:512'"
 _WHERE = "attention of a decoder"
 _MOST = 1 << 24
@@ -35,8 +35,8 @@ class KeyRules:
     """Which keys a token attends to, besides a window of the model; the defaults are all of them.
 
     Attributes:
-        dtype: what keys and values are stored in, one of `KEY_TYPES`; int8 has a scale for each
-            token and head.
+        dtype: what keys and values are stored in, one of `KEY_TYPES`; int8 and int4
+            have a scale for each token and head.
         sinks: the first tokens, which stay when the window has passed them.
         window: the last tokens, the newest included; others are forgotten. 0: none is.
         pages: keys that a token reads, in pages of 16 chosen for it; 0: all.

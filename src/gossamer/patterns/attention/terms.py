@@ -282,8 +282,11 @@ class FixedTerm(AttentionTerm):
         low = np.maximum(first // self.length * self.length // BLOCK, 0)
         end = ((first + _LAST) // self.length + 1) * self.length - 1
         until_summary = np.maximum(self.length - self.c - keys % self.length, 0)
+        stretch = _runs(low, np.minimum(end // BLOCK, num_blocks(grid.keys) - 1))
+        if not self.c:  # without summaries: sorted_parts
+            return [stretch]
         return [
-            _runs(low, np.minimum(end // BLOCK, num_blocks(grid.keys) - 1)),
+            stretch,
             _cross(_all_rows(grid), np.flatnonzero(until_summary < BLOCK)),
         ]
 

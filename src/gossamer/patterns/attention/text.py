@@ -104,7 +104,7 @@ def _blocks(
     pattern: AttentionPattern, queries: int, keys: int, heads: int, causal: bool, offset: int
 ) -> BlockList:
     kinds: dict[object, int] = {}
-    of_head, lists, masks = [], [], _Masks()
+    of_head, lists, masks = [], [], Masks()
     for head in range(heads):
         terms = pattern.group_of(head, heads)
         varies = any(isinstance(term, BigBirdTerm) and term.random for term in terms)
@@ -117,7 +117,7 @@ def _blocks(
     return BlockList.of(queries, keys, of_head, lists, masks.array())
 
 
-class _Masks:
+class Masks:
     """Masks of 64 x 64, each once."""
 
     def __init__(self) -> None:
@@ -125,6 +125,7 @@ class _Masks:
         self._masks: list[Bits] = []
 
     def add(self, mask: Bits) -> int:
+        """The number of a mask."""
         key = np.packbits(mask).tobytes()
         if key not in self._numbers:
             self._numbers[key] = len(self._masks)
@@ -132,6 +133,7 @@ class _Masks:
         return self._numbers[key]
 
     def array(self) -> Bits:
+        """All of them, by number."""
         empty = np.zeros((0, BLOCK, BLOCK), dtype=bool)
         return np.stack(self._masks) if self._masks else empty
 
@@ -140,7 +142,7 @@ _EMPTY = -2
 
 
 def _list_of(
-    pattern: AttentionPattern, grid: Span, heads: int, masks: _Masks
+    pattern: AttentionPattern, grid: Span, heads: int, masks: Masks
 ) -> tuple[Ints, Ints, Ints]:
     """Rows, columns and masks of the blocks of one head."""
     terms = pattern.group_of(grid.head, heads)

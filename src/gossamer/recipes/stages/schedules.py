@@ -294,8 +294,8 @@ class EarlyBirdSettings(WindowSettings):
     begins: ClassVar[str] = "begin"
     kind: Literal["early_bird"] = "early_bird"
     budget: Budget = "global"
-    form: Literal["weights", "channels"] = "weights"
-    """Masks by |w|, or whole channels by BatchNorm's |gamma|."""
+    form: Literal["weights", "channels", "units"] = "weights"
+    """Masks by |w|; whole channels by BatchNorm's |gamma|; units: heads and filters."""
     distance: Literal["overlap", "hamming"] = "overlap"
     """Part of the kept weights that changed, or of all weights as in the paper."""
     threshold: Fraction = 0.1
@@ -308,15 +308,19 @@ class EarlyBirdSettings(WindowSettings):
     """Between two looks at the mask."""
     l1: float = Field(default=1e-4, ge=0.0)
     """On BatchNorm gammas while searching; form channels."""
+    coupled: bool = False
+    """Channels that shortcuts add to each other go together, so that they can be cut out."""
 
     @model_validator(mode="after")
     def _whole_channels(self) -> Self:
-        if self.form != "channels":
+        if self.form != "channels" and self.coupled:
+            raise ValueError("coupled: belongs to form: channels.")
+        if self.form == "weights":
             return self
         if self.pattern != "unstructured" or self.budget not in ("global", "uniform"):
             raise ValueError(
-                "form: channels are cut whole, by one threshold (budget global) or the same part of"
-                f" each layer (uniform); leave out pattern ({self.pattern}) and budget"
+                f"form: {self.form} are cut whole, by one threshold (budget global) or the same"
+                f" part of each layer (uniform); leave out pattern ({self.pattern}) and budget"
                 f" ({self.budget}), or use form weights."
             )
         return self

@@ -8,6 +8,7 @@ Legend: P rotated pairs of a head.
 """
 
 import math
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +20,13 @@ from gossamer.nn.attention import attention_states
 from gossamer.nn.families import answers
 from gossamer.nn.families.text import num_positions
 from gossamer.nn.layer_kinds import form_of, kind_name
+from gossamer.nn.layer_weights import weight_of
+from gossamer.nn.relufication import RectifiedNorm
+from gossamer.nn.relufication.states import relu_cut, relu_states
+from gossamer.nn.streamed import StreamedModel
 from gossamer.nn.surgery.carried import carried, carried_by_calls
+from gossamer.nn.surgery.matrix_layers import conv1d_to_linear
+from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.engines.decoder import DecoderNorm, DecoderRules, DecoderShape
 from gossamer.patterns.attention import parse_attention
 from gossamer.running.decoder.experts import Mixture
@@ -36,6 +43,7 @@ _ACTIVATIONS = {
     "FastGELUActivation": "gelu_tanh",
     "GELUActivation": "gelu",
     "ReLU": "relu",
+    "ShiftedReLU": "relu",
 }
 # How configurations name the inner features of the feed-forward part.
 _FFN = ("intermediate_size", "ffn_dim", "n_inner")
@@ -89,6 +97,11 @@ class DecoderFeatures:
         self.windows = [self._within_pattern(layer) for layer in self.layers]
         self.scales = [self._number(layer, self.facts.scale, 1.0) for layer in self.layers]
 
+    def part(self, path: str) -> nn.Module:
+        """A module with its weight; of a model that is streamed, it is read now."""
+        model = self.model
+        return model.fetch(path) if isinstance(model, StreamedModel) else model.get_submodule(path)
+
     def norms(self, layer: nn.Module) -> tuple[DecoderNorm | None, ...]:
         """The six norms of a layer, as `DecoderBlock` takes them."""
         facts = self.facts
@@ -102,6 +115,8 @@ class DecoderFeatures:
 
     def norm(self, module: nn.Module) -> DecoderNorm:
         """One norm."""
+        if isinstance(module, RectifiedNorm):
+            return replace(self.norm(module.norm), rectified=True)
         found: Any = module
         sizes = getattr(found, "normalized_shape", None)  # only a LayerNorm has them
         if (self.facts.norm == "layer") != (sizes is not None):
@@ -122,6 +137,34 @@ class DecoderFeatures:
         """The number of its angles in `rotations`; -1 if it does not rotate."""
         kind = self._rotation_kind(layer)
         return -1 if kind is None else self._kinds.index(kind)
+
+    def cut(self, number: int) -> tuple[float, float]:
+        """Of the ReLU of a layer: what it takes off, and the number up to which it gives 0."""
+        if self.mixtures[number] is not None:
+            return 0.0, 0.0
+        return relu_cut(self.layers[number].get_submodule(self.facts.block.activation))
+
+    def neurons(self, number: int, rows: str) -> PackedNeurons:
+        """The feed-forward part of a layer, neuron by neuron."""
+        parts, layer = self.facts.block, self.layers[number]
+        if self.rules.activation != "relu" or self.mixtures[number] is not None:
+            raise InputError(
+                "decoder: active neurons need ReLU in every feed-forward part, and no experts."
+                " Relufy the model and train it on: gossamer recipe show relufy-decoder."
+            )
+        if parts.expansion_segments != 1:
+            raise InputError("decoder: active neurons need gate and up as layers of their own.")
+        layers: list[Any] = [layer.get_submodule(name) for name in (*parts.expansions, parts.down)]
+        gate, *up, down = list[Any](conv1d_to_linear(nn.ModuleList(layers)).children())
+        return PackedNeurons(
+            weight_of(gate).float(),
+            weight_of(up[0]).float() if up else None,
+            weight_of(down).float().T.contiguous(),
+            gate_bias_N=gate.bias,
+            up_bias_N=up[0].bias if up else None,
+            cut=self.cut(number),
+            rows=rows,
+        )
 
     def _within_pattern(self, layer: nn.Module) -> int:
         """The window of a layer, or that of the pattern it was given; 0: all positions."""
@@ -223,6 +266,8 @@ class DecoderFeatures:
             for layer, own in zip(self.layers, self.mixtures, strict=True)
         ]
         names = {_activation_name(part) for part in parts}
+        if any(own is not None and relu_states(own.activation) for own in self.mixtures):
+            raise InputError("decoder: ReLUs of experts have no shift in the native decoder.")
         if not names:
             return "silu"
         if len(names) > 1 or not names <= set(_ACTIVATIONS.values()):

@@ -5,10 +5,14 @@ Legend: V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from gossamer.errors import InputError, KernelError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -39,29 +43,39 @@ class Sampling:
 
 
 class Sampler:
-    """Draws one token after the other."""
+    """Draws one token after the other; torch is needed from the first draw on, if there is one."""
 
     def __init__(self, settings: Sampling) -> None:
         self._settings = settings
-        self._generator = torch.Generator().manual_seed(settings.seed)
+        self._generator: Any = None
 
-    def __call__(self, logits_V: torch.Tensor) -> int:
+    def __call__(self, logits_V: "np.typing.NDArray[np.float32] | torch.Tensor") -> int:
         """The next token."""
-        likeliest = int(logits_V.argmax())
+        found_V = np.asarray(logits_V)
+        likeliest = int(found_V.argmax())
         # argmax finds a NaN before anything else.
-        if not torch.isfinite(logits_V[likeliest]):
+        if not np.isfinite(found_V[likeliest]):
             raise KernelError(
-                f"decoder: the logits hold {float(logits_V[likeliest])}: the weights or the"
+                f"decoder: the logits hold {float(found_V[likeliest])}: the weights or the"
                 " activations of this model are not finite."
             )
         if self._settings.temperature == 0:
             return likeliest
-        kept_V = probabilities(logits_V, self._settings)
+        return self._drawn(found_V)
+
+    def _drawn(self, logits_V: "np.typing.NDArray[np.float32]") -> int:
+        import torch
+
+        if self._generator is None:
+            self._generator = torch.Generator().manual_seed(self._settings.seed)
+        kept_V = probabilities(torch.from_numpy(logits_V), self._settings)
         return int(torch.multinomial(kept_V, 1, generator=self._generator))
 
 
-def probabilities(logits_V: torch.Tensor, settings: Sampling) -> torch.Tensor:
+def probabilities(logits_V: "torch.Tensor", settings: Sampling) -> "torch.Tensor":
     """What a token is drawn from; tokens that are cut off have 0."""
+    import torch
+
     ordered, tokens = logits_V.double().sort(descending=True, stable=True)
     # The largest one is taken off first: however small the temperature, its quotient is 0.
     chances = ((ordered - ordered[0]) / settings.temperature).softmax(0)

@@ -55,7 +55,8 @@ def of_experts(layer: nn.Module, num_experts: int, where: str) -> list[Product]:
 
 
 def _check_finite(values: torch.Tensor, where: str) -> None:
-    if not bool(torch.isfinite(values).all()):
+    # The ends are NaN if anything is; one pass, and nothing is held.
+    if values.numel() and not bool(torch.isfinite(torch.stack(values.aminmax())).all()):
         raise InputError(f"decoder: {where} holds weights that are NaN or infinite.")
 
 
@@ -71,18 +72,23 @@ def _product(layer: nn.Module, where: str) -> Product:
     if table is not None:
         # What lookups see, whatever holds it.
         layer, form = table.to_dense(), None
-    matrix = matrix_of(layer)
+    weight = weight_of(layer) if form in ("dense", None) else None
     few_zeros = _TABLE_SPARSITY if form is None else MIN_SPARSITY
-    if form in ("dense", None) and matrix.density > 1 - few_zeros:
+    if weight is not None and _density(weight) > 1 - few_zeros:
         # A few zeros of a dense layer are weights like the others.
-        weight = weight_of(layer)
         matrix = SparseMatrix(Positions(None, tuple(weight.shape)), weight.flatten())
+    else:
+        matrix = matrix_of(layer)
     values = matrix.values.detach().float().cpu()
     _check_finite(values, where)
     bias = getattr(layer, "bias", None)
     if bias is not None:
         bias = bias.detach().float().cpu()
     return Product(replace(matrix, values=values), bias)
+
+
+def _density(weight: torch.Tensor) -> float:
+    return int(weight.count_nonzero()) / max(weight.numel(), 1)
 
 
 _FEWEST = "the fewest bytes for a token"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a forward goes: every weight layer inside it, sparse and as its dense twin."""
+"""Where the time of a forward goes: weight layers and attention, sparse and as the dense twin."""
 
 import contextlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,12 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.nn.attention.parts import attention_parts
 from gossamer.nn.layer_kinds import kind_of
 from gossamer.nn.surgery.carried import idle
 from gossamer.running.conv_net import NetForward
 from gossamer.running.encoder import NativeEncoder
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 50
+# Before the name of a module that computes attention: it may be a layer's, too.
+_PART = "attention of "
 Forward = Callable[[nn.Module], object]
 
 
@@ -38,12 +42,15 @@ class LayerTimes:
         dense_ms: of the whole dense forward, without clocks in it.
         sparse_ms: of the whole sparse forward.
         one_call: what runs whole parts of the sparse model at once; their layers have no time.
+        attention: scores, weights and values, without the layers that project them; None where a
+            model has no attention, or runs it inside of one call.
     """
 
     layers: tuple[LayerTime, ...]
     dense_ms: float
     sparse_ms: float
     one_call: tuple[str, ...]
+    attention: LayerTime = LayerTime("attention", None, None)
 
     @property
     def dense_sum_ms(self) -> float:
@@ -87,7 +94,9 @@ def layer_times(
                 break
     own, other = (clock.best_ms for clock in clocks)
     layers = tuple(LayerTime(name, own.get(name), other.get(name)) for name in {**own, **other})
-    return LayerTimes(layers, whole[0], whole[1], tuple(name for name in other if name not in own))
+    one_call = tuple(name for name in other if name not in own)
+    between = LayerTime("attention", *(clock.attention_ms for clock in clocks))
+    return LayerTimes(layers, whole[0], whole[1], one_call, between)
 
 
 class _Clocks:
@@ -96,6 +105,8 @@ class _Clocks:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.best_ms: dict[str, float] = {}
+        self.attention_ms: float | None = None
+        self._parts = attention_parts(model)
         self._total: defaultdict[str, float] = defaultdict(float)
         self._undo = contextlib.ExitStack()
 
@@ -107,11 +118,24 @@ class _Clocks:
                 self._time_net(name or "network", forward)
             elif isinstance(module, NativeEncoder) or kind_of(module):
                 self._time(name or type(module).__name__, module)
+        for name, module in self._parts.items():
+            self._time(f"{_PART}{name}", module)
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
-        for name, seconds in self._total.items():
+        parts = {name: s for name, s in self._total.items() if name.startswith(_PART)}
+        layers = {name: s for name, s in self._total.items() if name not in parts}
+        for name, seconds in layers.items():
             self.best_ms[name] = min(1e3 * seconds, self.best_ms.get(name, float("inf")))
+        if not parts:
+            return
+        inside = sum(
+            seconds
+            for name, seconds in layers.items()
+            if any(name.startswith(f"{part.removeprefix(_PART)}.") for part in parts)
+        )
+        ms = 1e3 * max(sum(parts.values()) - inside, 0.0)
+        self.attention_ms = min(ms, math.inf if self.attention_ms is None else self.attention_ms)
 
     def _time(self, name: str, module: nn.Module) -> None:
         begun: list[float] = []

@@ -9,7 +9,7 @@ Legend: T tokens, D features.
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -21,11 +21,15 @@ from gossamer.errors import InputError, TargetError
 from gossamer.nn.layer_kinds import kind_name
 from gossamer.nn.layer_weights import weight_of
 from gossamer.nn.relufication import ShiftedReLU
+from gossamer.nn.relufication.states import relu_cut
 from gossamer.nn.surgery import replace_module
 from gossamer.nn.surgery.carried import carried, carried_by_calls
 from gossamer.ops.addresses import direct_address
 from gossamer.ops.engines import PackedNeurons
 from gossamer.ops.timing import duel
+from gossamer.running.layers.neuron_memory import NeuronMemory
+
+__all__ = ["ActiveNeurons", "NeuronChoice", "pack_block", "reused_neurons", "use_active_neurons"]
 
 # It must win by this much: within it, the choice would be noise.
 _MARGIN = 1.05
@@ -66,6 +70,7 @@ class ActiveNeurons(nn.Module):
         self.packed = packed
         self.max_tokens = max_tokens
         self._bias = _layers(stock)[2].bias
+        self.memory: NeuronMemory | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's output for x [..., D]."""
@@ -79,12 +84,12 @@ class ActiveNeurons(nn.Module):
                 "active neurons are for inference and give no gradients. Call the model under"
                 " torch.inference_mode()."
             )
-        y, _ = self.packed(x)
+        y = self.packed(x)[0] if self.memory is None else self.memory.run(self.packed, x)
         return y if self._bias is None else y + self._bias
 
 
 def use_active_neurons(
-    model: nn.Module, run: Callable[[nn.Module], object], *, max_tokens: int = 4, bf16: bool = False
+    model: nn.Module, run: Callable[[nn.Module], object], *, max_tokens: int = 4, rows: str = "fp32"
 ) -> list[NeuronChoice]:
     """Let blocks with ReLUs run on their active neurons, in place, where that is faster.
 
@@ -96,7 +101,7 @@ def use_active_neurons(
         run: calls the model on typical data; the inputs of its blocks are recorded.
         max_tokens: of a call; more run through the stock block. The active neurons of several
             tokens are different ones.
-        bf16: round the rows of active neurons to bf16.
+        rows: what the rows of active neurons are stored in: "fp32", "bf16" or "int8".
     """
     blocks = {name: module for name, module in model.named_modules() if _is_block(module)}
     if not blocks:
@@ -111,9 +116,38 @@ def use_active_neurons(
                 raise TargetError(f"active neurons: {part} would not be called any more: {reason}.")
     inputs = _record(model, blocks, run)
     return [
-        _choose(model, name, block, inputs[name], max_tokens, bf16)
+        _choose(model, name, block, inputs[name], max_tokens, rows)
         for name, block in blocks.items()
     ]
+
+
+@contextlib.contextmanager
+def reused_neurons(model: nn.Module, window: int, reuse: int) -> Iterator[None]:
+    """In turns, active neurons of `window` tokens are all that the next `reuse` tokens read.
+
+    Of the latter a neuron that none of the former had is zero, whatever it would have been: an
+    approximation, whose price is to be measured. For one sequence, token by token.
+
+    Args:
+        model: with blocks that run on active neurons.
+        window: tokens that are computed as always, and whose active neurons are put together.
+        reuse: tokens that read those only.
+    """
+    for name, count in {"window": window, "reuse": reuse}.items():
+        if count < 1:
+            raise InputError(f"reused neurons: {name} must be 1 or more, got {count}.")
+    blocks = [module for module in model.modules() if isinstance(module, ActiveNeurons)]
+    if not blocks:
+        raise TargetError(
+            "reused neurons: no block runs on its active neurons: call use_active_neurons first."
+        )
+    for block in blocks:
+        block.memory = NeuronMemory(block.packed.num_neurons, window, reuse)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block.memory = None
 
 
 def _layers(block: nn.Module) -> tuple[Any, Any, Any, Any]:
@@ -152,7 +186,7 @@ def _record(
     return {name: torch.cat(rows)[:_MAX_INPUTS] for name, rows in seen.items()}
 
 
-def pack_block(block: nn.Module, *, bf16: bool = False) -> PackedNeurons:
+def pack_block(block: nn.Module, *, rows: str = "fp32") -> PackedNeurons:
     """The neurons of a block."""
     gate, up, down, activation = _layers(block)
     return PackedNeurons(
@@ -161,8 +195,8 @@ def pack_block(block: nn.Module, *, bf16: bool = False) -> PackedNeurons:
         weight_of(down).T.contiguous(),
         gate_bias_N=gate.bias,
         up_bias_N=None if up is None else up.bias,
-        shift=float(activation.get_buffer("shift")) if isinstance(activation, ShiftedReLU) else 0.0,
-        bf16=bf16,
+        cut=relu_cut(activation),
+        rows=rows,
     )
 
 
@@ -172,9 +206,9 @@ def _choose(
     block: nn.Module,
     inputs_TD: torch.Tensor,
     max_tokens: int,
-    bf16: bool,
+    rows: str,
 ) -> NeuronChoice:
-    packed = pack_block(block, bf16=bf16)
+    packed = pack_block(block, rows=rows)
     with torch.inference_mode():
         _, active = packed(inputs_TD)
         turns = [itertools.cycle(torch.split(inputs_TD, 1)) for _ in range(2)]

@@ -6,10 +6,15 @@ the tokenizer of all three: special tokens that a text spells stay text (`specia
 chat template is a program from a file and runs in a process of its own (`template_process.py`).
 """
 
-from gossamer.io.huggingface.sentences import Pooling
-from gossamer.running.text.embedding import Classifier, Embedder, pool
-from gossamer.running.text.special_tokens import TextTokens
-from gossamer.running.text.writer import TextPieces, Writer, make_writer
+from typing import TYPE_CHECKING
+
+from gossamer.lazy_door import lazy_door
+
+if TYPE_CHECKING:
+    from gossamer.io.huggingface.sentences import Pooling
+    from gossamer.running.text.embedding import Classifier, Embedder, pool
+    from gossamer.running.text.special_tokens import TextTokens
+    from gossamer.running.text.writer import TextPieces, Writer, make_writer
 
 __all__ = [
     "Classifier",
@@ -21,3 +26,17 @@ __all__ = [
     "make_writer",
     "pool",
 ]
+
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "Classifier": "embedding",
+        "Embedder": "embedding",
+        "Pooling": "embedding",
+        "TextPieces": "writer",
+        "TextTokens": "special_tokens",
+        "Writer": "writer",
+        "make_writer": "writer",
+        "pool": "embedding",
+    },
+)

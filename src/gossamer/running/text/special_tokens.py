@@ -11,20 +11,20 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer import TOKENIZER_FILE, make_tokenizer
-from gossamer.nn.families.text import num_positions
+from gossamer.running.text.facts import TOKEN_IDS, TextFacts
+
+if TYPE_CHECKING:
+    import torch
 
 # Private characters, which no text holds: they stand for special tokens that a program sets.
 FIRST_STAND_IN = 0x100000
 LAST_PRIVATE = 0x10FFFD
 _UNKNOWN = chr(LAST_PRIVATE)
 _RARE = chr(0x12345)  # cuneiform
-_CONFIG_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id")
 
 
 class SpecialTokens:
@@ -40,7 +40,7 @@ class SpecialTokens:
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
-        values = [getattr(config, name, None) for name in _CONFIG_IDS]
+        values = [getattr(config, name, None) for name in TOKEN_IDS]
         lists = [value if isinstance(value, list | tuple) else [value] for value in values]
         named = {number for numbers in lists for number in numbers if type(number) is int}
         self.added: dict[int, Any] = {
@@ -196,7 +196,7 @@ class TextTokens:
 
     Args:
         beside: files beside the model's weights, by name: tokenizer.json is read.
-        config: of the model; says how many positions and tokens it knows.
+        config: of the model, or the `TextFacts` of one.
         max_tokens: use fewer positions than the model has.
         prefix: set in front of every text.
         lower: read texts in small letters.
@@ -213,8 +213,9 @@ class TextTokens:
     ) -> None:
         self._prefix, self._lower = prefix, lower
         self.tokenizer = make_tokenizer(beside.get(TOKENIZER_FILE))
-        self.special = SpecialTokens(self.tokenizer, config)
-        most = num_positions(config)
+        facts = config if isinstance(config, TextFacts) else TextFacts.of(config)
+        self.special = SpecialTokens(self.tokenizer, facts)
+        most = facts.positions
         self._around = int(self.tokenizer.num_special_tokens_to_add(False))
         if max_tokens is not None and not self._around < max_tokens <= most:
             raise InputError(
@@ -222,23 +223,32 @@ class TextTokens:
                 f" model, got {max_tokens}."
             )
         self.max_tokens = most if max_tokens is None else max_tokens
-        self.vocab_size = int(config.vocab_size)
-        self.padding = int(getattr(config, "pad_token_id", None) or 0)
+        self.vocab_size = facts.vocab_size
+        self.padding = int(facts.pad_token_id or 0)
 
     def whole(
         self, texts: Sequence[str], where: str = "text", *, special_tokens: bool = False
-    ) -> list[torch.Tensor]:
+    ) -> "list[torch.Tensor]":
         """Ids of each text with what the tokenizer sets around it; InputError names a long one.
 
         A special token that a text spells is text like other, unless `special_tokens`.
         """
+        found = self.numbers(texts, where, special_tokens=special_tokens)
+        return [self.checked(ids, f"{where}[{number}]") for number, ids in enumerate(found)]
+
+    def numbers(
+        self, texts: Sequence[str], where: str = "text", *, special_tokens: bool = False
+    ) -> list[list[int]]:
+        """The same as lists."""
         texts = self._prepared(texts)
         encoded = self.special.encode_all(texts, where=where, special_tokens=special_tokens)
-        return [self.checked(item.ids, f"{where}[{number}]") for number, item in enumerate(encoded)]
+        for number, item in enumerate(encoded):
+            self.check(item.ids, f"{where}[{number}]")
+        return [item.ids for item in encoded]
 
     def cut(
         self, texts: Sequence[str], *, special_tokens: bool = False
-    ) -> tuple[list[torch.Tensor], int]:
+    ) -> "tuple[list[torch.Tensor], int]":
         """Ids of each text, cut where it is too long, and how many were cut."""
         num_cut, found = 0, []
         texts = self._prepared(texts)
@@ -257,8 +267,15 @@ class TextTokens:
         whole = (self._prefix + text for text in texts)
         return [text.lower() for text in whole] if self._lower else list(whole)
 
-    def checked(self, ids: Sequence[int], where: str) -> torch.Tensor:
+    def checked(self, ids: Sequence[int], where: str) -> "torch.Tensor":
         """Token numbers that this model takes, int64; InputError says what is wrong with others."""
+        import torch
+
+        self.check(ids, where)
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def check(self, ids: Sequence[int], where: str) -> None:
+        """InputError unless this model takes these numbers."""
         if not ids:
             raise InputError(f"{where}: has no tokens; expected at least one.")
         if len(ids) > self.max_tokens:
@@ -270,4 +287,3 @@ class TextTokens:
                 f"{where}: token numbers must be between 0 and {self.vocab_size - 1}, got"
                 f" {min(ids)} to {max(ids)}."
             )
-        return torch.tensor(ids, dtype=torch.int64)

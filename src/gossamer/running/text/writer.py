@@ -4,18 +4,27 @@
 Tokens become text as they come (`TextPieces`): whole characters, and nothing behind a stop text.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import InputError
 from gossamer.io.safe_files.tokenizer import guarded
 from gossamer.patterns.attention.key_rules import KeyRules
-from gossamer.running.decoder import GenerationOptions, TokenGenerator, make_generator
+from gossamer.running.decoder import GenerationOptions, NativeGenerator, TokenGenerator
 from gossamer.running.text.chat import ChatTemplate, end_tokens, prompt_ids
+from gossamer.running.text.facts import TextFacts
 from gossamer.running.text.special_tokens import TextTokens
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gossamer.ops.engines.decoder_session import DecoderPlan
+
+__all__ = ["TextPieces", "Writer", "make_writer", "stored_writer"]
+
+# Gets what was packed, and what else a writer is made of.
+Keep = Callable[[NativeGenerator, "DecoderPlan", TextFacts], None]
 
 
 class TextPieces:
@@ -86,8 +95,8 @@ class Writer:
 
         A special token that the text spells is text like other, unless `special_tokens`.
         """
-        (ids,) = self.tokens.whole([text], "prompt", special_tokens=special_tokens)
-        return ids.tolist()
+        (ids,) = self.tokens.numbers([text], "prompt", special_tokens=special_tokens)
+        return ids
 
     def chat_ids(
         self, messages: Sequence[Mapping[str, str]], *, special_tokens: bool = False
@@ -100,7 +109,8 @@ class Writer:
         ids = prompt_ids(
             self.template, self.tokens.special, messages, special_tokens=special_tokens
         )
-        return self.tokens.checked(ids, "messages").tolist()
+        self.tokens.check(ids, "messages")
+        return list(ids)
 
     def room(self, ids: Sequence[int]) -> int:
         """Tokens that may follow; InputError if there is no place for one."""
@@ -123,13 +133,14 @@ class Writer:
 
 
 def make_writer(
-    model: nn.Module,
+    model: "nn.Module",
     beside: Mapping[str, bytes],
     *,
     precision: str,
     head_dtype: str | None = None,
     context: int | None = None,
     keys: KeyRules | None = None,
+    keep: Keep | None = None,
 ) -> Writer:
     """Pack or compile `model`, which is used up.
 
@@ -140,8 +151,26 @@ def make_writer(
         head_dtype: the same for embeddings and head of the native decoder.
         context: the most tokens of a text, prompt included; None: as the engine chooses.
         keys: which keys a token of the native decoder attends to, and what they are stored in.
+        keep: gets the native decoder, to be stored; see `stored_writer`.
     """
-    tokens, template = TextTokens(beside, model.config), ChatTemplate(beside)
-    ends = end_tokens(beside, model.config, tokens.tokenizer)
-    engine = make_generator(model, precision, head_dtype=head_dtype, context=context, keys=keys)
+    from gossamer.running.decoder import make_generator
+
+    facts = TextFacts.of(model.config)
+    tokens, template = TextTokens(beside, facts), ChatTemplate(beside)
+    ends = end_tokens(beside, facts, tokens.tokenizer)
+    engine = make_generator(
+        model,
+        precision,
+        head_dtype=head_dtype,
+        context=context,
+        keys=keys,
+        keep=None if keep is None else lambda made, plan: keep(made, plan, facts),
+    )
     return Writer(engine, tokens, template, ends)
+
+
+def stored_writer(engine: TokenGenerator, facts: TextFacts, beside: Mapping[str, bytes]) -> Writer:
+    """The writer of an engine that was packed before; needs neither torch nor transformers."""
+    tokens = TextTokens(beside, facts)
+    ends = end_tokens(beside, facts, tokens.tokenizer)
+    return Writer(engine, tokens, ChatTemplate(beside), ends)

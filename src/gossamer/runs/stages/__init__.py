@@ -12,9 +12,11 @@ from typing import Final
 
 from gossamer.recipes.stages import Prune, Recover, Relufy, Round, StageSettings, Structured, Tokens
 from gossamer.recipes.stages.attention import Attention
+from gossamer.recipes.stages.channels import Channels
 from gossamer.recipes.stages.mixtures import FewerExperts, Moefy, Upcycle
 from gossamer.runs.stages.attention import run_attention_stage
 from gossamer.runs.stages.base import StageInput, StageOutcome
+from gossamer.runs.stages.channels import run_channels_stage
 from gossamer.runs.stages.mixtures import (
     run_fewer_experts_stage,
     run_moefy_stage,
@@ -30,6 +32,7 @@ from gossamer.runs.stages.tokens import run_tokens_stage
 STAGES: Final[Mapping[type[StageSettings], Callable[..., StageOutcome]]] = {
     Prune: run_prune_stage,
     Structured: run_structured_stage,
+    Channels: run_channels_stage,
     Recover: run_recover_stage,
     Tokens: run_tokens_stage,
     Attention: run_attention_stage,

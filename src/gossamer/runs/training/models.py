@@ -24,6 +24,7 @@ from gossamer.training.optim import LAMB, LARS, SGD, AdamW, SideBySide
 from gossamer.training.optim.tables import TableAdagrad, TableAdam, TableSGD
 from gossamer.zoo import DLRM, GPT, MLP, TinyEncoder
 from gossamer.zoo.graph_nets import GraphNet, Recommender
+from gossamer.zoo.small_nets import ShiftNet, SqueezeNet
 from gossamer.zoo.switch import SwitchGPT
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
 
 DEFAULT_CONTEXT = 128
 _DEFAULT_HEADS = 4
+# From so many pixels of a side on, SqueezeNet halves images as often as published.
+_LARGE = 64
 _FLOAT_BITS = 32
 _CLASSES: dict[str, Any] = {"adamw": AdamW, "sgd": SGD, "lamb": LAMB, "lars": LARS}
 _PLAIN: dict[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -84,6 +87,12 @@ def build_model(
         return MLP((sizes["inputs"], *hidden, sizes["classes"]), a.activation or "relu")
     if a.name == "cnn":
         return _cnn(a, sizes)
+    if a.name in ("squeezenet", "shift-net"):
+        ends = sizes["channels"], sizes["classes"]
+        if a.name == "shift-net":
+            return ShiftNet(*ends, width=a.width, blocks=a.layers)
+        small = min(sizes["height"], sizes["width"]) < _LARGE
+        return SqueezeNet(*ends, width=a.width, small=small)
     if a.name == "dlrm":
         given = {"bottom": a.bottom, "top": a.top, "pooling": a.pooling}
         own: Any = {name: value for name, value in given.items() if value is not None}

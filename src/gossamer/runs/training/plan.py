@@ -101,9 +101,14 @@ def plan_run(request: TrainRequest, out: str) -> TrainingPlan:
 
 
 def _bytes_by_kind(train: Train, dense: StateCost, parameters: int, pruned: int) -> dict[str, int]:
-    """Bytes once masks are final; with compaction off, masked layers stay dense."""
+    """Bytes once masks are final; with compaction off, masked layers stay dense.
+
+    How much a slim model keeps depends on which channels go: at most what the dense one has.
+    """
     rest = dense.by_kind(1.0)
-    if train.compaction == "off":
+    if train.compaction == "slim":
+        sparse = rest
+    elif train.compaction == "off":
         # One byte and one bit of mask beside every dense weight.
         sparse = {**rest, "positions": 1 + MASK_BYTES}
     else:

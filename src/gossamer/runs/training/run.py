@@ -16,6 +16,7 @@ from gossamer.io import save
 from gossamer.io.artifact.destination import check_destination
 from gossamer.nn.layer_kinds import sparse_layers, title_of
 from gossamer.nn.layers.parts import SparseLayer
+from gossamer.nn.surgery.channels import cut_sizes
 from gossamer.pruning import LayerResult
 from gossamer.recipes.stages.train import Mesh
 from gossamer.report import (
@@ -29,7 +30,7 @@ from gossamer.report import (
 )
 from gossamer.report.card import render_card
 from gossamer.runs.curves import Records, curves
-from gossamer.runs.reporting import make_report
+from gossamer.runs.reporting import dense_bytes, make_report
 from gossamer.runs.training.plan import TrainingPlan, plan_run
 from gossamer.runs.training.request import TrainRequest
 from gossamer.runs.training.stage import Trained, run_training
@@ -195,9 +196,12 @@ def _training_report(trained: Trained) -> Report:
         m.matrix_shape[0] * m.matrix_shape[1] - m.nnz for _, m in sparse_layers(model, "compact")
     )
     quality = next(iter(trained.quality.values()), None)
-    report = make_report(model, results, trained.dense_bytes, quality_sparse=quality)
+    # A slim model has other bytes than its class.
+    held = dense_bytes(model) if cut_sizes(model) else trained.dense_bytes
+    report = make_report(model, results, held, quality_sparse=quality)
     return replace(
         report,
+        bytes_dense=trained.dense_bytes,
         sparsity=1 - kept / weights if weights else 0.0,
         global_sparsity=(weights - kept) / max(parameters + compact, 1),
         notes=[*report.notes, *trained.task.notes, _NO_TIME],

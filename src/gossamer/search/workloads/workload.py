@@ -17,6 +17,7 @@ from gossamer.nn.batch import Batch
 from gossamer.nn.families import answers, family_of
 from gossamer.nn.layers.tables import table_of
 from gossamer.nn.moe import stored_experts
+from gossamer.nn.surgery.channels import read_channels
 from gossamer.nn.surgery.mixtures import feed_forwards, mixtures_of
 from gossamer.ops.timing import fair_clock, race, stopwatch
 from gossamer.pruning.calibration.flow import evaluating
@@ -90,6 +91,17 @@ class Workload:
     def has_experts(self) -> bool:
         """Whether there are mixtures of experts."""
         return bool(mixtures_of(self.model)) or any(stored_experts(self.model))
+
+    @property
+    def can_lose_channels(self) -> bool:
+        """Whether there are BatchNorms, of layers that are understood, to choose channels by."""
+        if self.images is None or self.example is None:
+            return False
+        try:
+            layers = read_channels(self.model, self.example).layers.values()
+        except TargetError:
+            return False
+        return any(layer.role == "norm" for layer in layers)
 
     def can_get_experts(self, count: int) -> bool:
         """Whether feed-forward parts can be dealt out to so many experts, some of them shared."""

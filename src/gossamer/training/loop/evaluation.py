@@ -21,6 +21,7 @@ from gossamer.nn.surgery.compaction import compact
 from gossamer.training.checkpoint.random_state import undisturbed_random
 from gossamer.training.loop.processes import Processes
 from gossamer.training.loop.settings import LOW_PRECISIONS
+from gossamer.training.loop.slimming import check_slim, slim
 from gossamer.training.memory import measure
 from gossamer.training.modes import choose_modes
 from gossamer.training.optim import SmallStateOptimizer
@@ -174,6 +175,8 @@ class CompactionWatch:
         if processes.run.settings.compaction == "samo":
             # Now, not after half of the run.
             check_samo(processes.run.model, processes.run.optimizer)
+        if processes.run.settings.compaction == "slim":
+            check_slim(processes.run)
 
     def compact(self) -> dict[str, Any] | None:
         """Compact the model; what changed, or None if there is nothing to do."""
@@ -182,6 +185,10 @@ class CompactionWatch:
         if settings.compaction == "off" or not any(sparse_layers(model, "masked")):
             self.is_moot = True
             return None
+        if settings.compaction == "slim":
+            self.is_done = True
+            self._after = []
+            return slim(run)
         bytes_before = measure(model, run.optimizer).total_bytes
         result = compact(model, run.optimizer, mode=settings.mode)
         if settings.split_masters:

@@ -45,6 +45,7 @@ from gossamer.training.loop.run import (
     TrainingRun,
 )
 from gossamer.training.loop.settings import LoopSettings
+from gossamer.training.loop.slimming import restore_slim, slim_state
 from gossamer.training.optim import SmallStateOptimizer
 from gossamer.training.optim.scaling import LossScaler
 
@@ -137,6 +138,7 @@ class Loop(TrainingRun):
             "objective": None if self._memory is None else self._memory.state_dict(),
             "random": capture_random(),
             **({} if self.scaler is None else {"loss_scale": self.scaler.state_dict()}),
+            **({"slim": cut} if (cut := slim_state(self, is_done=self.compaction.is_done)) else {}),
             **({"growth": self.growth.state_dict()} if self.growth.steps else {}),
         }
 
@@ -155,6 +157,8 @@ class Loop(TrainingRun):
                 for wanted in self.growth.steps[: len(self.growth.done)]:
                     self._become_larger(wanted)
                 self._take_control()
+            if "slim" in state:
+                restore_slim(self, state["slim"])
             forms = state["forms"]
             # Or compact from the start; then their modes are those of the checkpoint.
             compact = counters["compacted"] or any(f["form"] == "compact" for f in forms.values())

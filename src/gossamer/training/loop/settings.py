@@ -22,7 +22,7 @@ __all__ = [
 Precision = Literal["fp32", "bf16", "fp16"]
 LOW_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Shape = Literal["cosine", "linear", "constant", "wsd"]
-Compaction = Literal["auto", "off", "jit", "kernel", "resident", "samo"]
+Compaction = Literal["auto", "off", "jit", "kernel", "resident", "samo", "slim"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class LoopSettings:
         recompute: activation checkpointing.
         compaction: what happens when the masks are final: "auto" compacts and measures the mode of
             each layer, a mode sets it, "off" stays masked. "samo" also holds weights in the 16 bits
-            of `precision`, with masters and gradients in float32 beside them.
+            of `precision`, with masters and gradients in float32 beside them. "slim" cuts dead
+            channels out of the model instead, which stays dense.
         split_masters: compact values become bf16, with the low bits that make them exact in the
             state of a `gossamer.training.optim` optimizer.
         tokens: activation rows of one batch, for measuring modes.
@@ -152,6 +153,11 @@ class LoopSettings:
             )
         if self.compaction == "samo" and self.split_masters:
             raise InputError("compaction: samo has float32 masters; leave split_masters out.")
+        if self.compaction == "slim" and (self.split_masters or self.grow):
+            raise InputError(
+                "compaction: slim trains dense weights of a model that loses channels; leave"
+                " split_masters and grow out."
+            )
         if self.compaction not in get_args(Compaction):
             raise InputError(
                 f"compaction: expected one of {', '.join(get_args(Compaction))}, got"

@@ -4,7 +4,8 @@
 `recover` runs it for as long as a `RecoverySchedule` says, and holds out a part of the data
 (`HELD_OUT`) to stop in time. `compact_form` and `fake_int8` change the layers meanwhile;
 `add_adapters` and `merge_adapters` train low-rank additions instead of the weights;
-`measure_activation_sparsity` says how many activations are zero. The objective is usually that of
+`measure_activation_sparsity` says how many activations are zero, `aggregated_sparsity` for how many
+tokens in a row. The objective is usually that of
 `distillation`.
 """
 

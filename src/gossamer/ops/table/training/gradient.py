@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
@@ -192,7 +193,8 @@ def _hand_over(rows: Rows, backward: Backward) -> torch.Tensor | None:
     return None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# As torch.compiler.disable, which imports the compiler at once: a second of every start.
+@_disable_dynamo
 def trained_pool(
     rows: Rows, bags: Bags, tell: Callable[[Seen], None], counts: Bags | None = None
 ) -> torch.Tensor:

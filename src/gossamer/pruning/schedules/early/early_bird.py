@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -22,11 +22,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gossamer.errors import InputError, TargetError
 from gossamer.formats.bits import count_bits, pack_bits
 from gossamer.nn.layer_kinds import kind_of
+from gossamer.nn.surgery.channels import read_channels
 from gossamer.patterns import Unstructured
 from gossamer.patterns.selection import keep_largest, kept_count
 from gossamer.pruning.schedules.base import Events, State, WindowedSchedule, checked_scores
 from gossamer.pruning.schedules.layers import ControlledLayer
 from gossamer.pruning.schedules.radix_select import keep_largest_across
+from gossamer.pruning.structured.channels import ChannelGroups
 
 Distance = Literal["overlap", "hamming"]
 
@@ -146,7 +148,7 @@ class EarlyBird(WindowedSchedule):
         self.run.change(masks, self.run.pattern)
 
 
-class Channels(NamedTuple):
+class NormedChannels(NamedTuple):
     """The output channels of one layer and the BatchNorm behind it, whose |gamma| ranks them.
 
     A channel that is cut loses the row of the layer and its gamma and beta; it then gives exactly
@@ -168,12 +170,20 @@ class EarlyBirdChannels(EarlyBird):
     layers decide; budget uniform then keeps the same part of each layer. The lower channel wins a
     tie. A cut channel's gamma and beta are held at 0 for the rest of the run.
 
+    Channels that are added to each other, by a shortcut, can be cut out only if all of them go.
+    With `coupled` they are ranked by the mean of their gammas and go together (`ChannelGroups`).
+
     Attributes:
         l1: factor of the sum of all |gamma| in the loss while the schedule looks.
+        coupled: whether channels that are added to each other go together.
+        example: an input of the model, to see which ones those are.
     """
 
     l1: float
-    _channels: list[Channels] = field(init=False, default_factory=list)
+    coupled: bool = False
+    example: torch.Tensor | None = None
+    _groups: ChannelGroups | None = field(init=False, default=None)
+    _channels: list[NormedChannels] = field(init=False, default_factory=list)
     _kept: list[torch.Tensor] = field(init=False, default_factory=list)
 
     def start(self) -> Events:
@@ -183,7 +193,7 @@ class EarlyBirdChannels(EarlyBird):
         for name, module in self.run.model.named_modules():
             if isinstance(module, _BatchNorm) and module.affine:
                 if before is not None and before.mask.shape[0] == module.num_features:
-                    self._channels.append(Channels(before, name, module))
+                    self._channels.append(NormedChannels(before, name, module))
                 before = None
             elif kind_of(module, has_masks=True):
                 before = by_name.get(name)
@@ -192,7 +202,18 @@ class EarlyBirdChannels(EarlyBird):
                 "early_bird with form 'channels' looks at the gammas of BatchNorm, but no target"
                 " layer is followed by one of its width. Use form 'weights'."
             )
+        if self.coupled:
+            self._groups = self._coupled_groups()
         return []
+
+    def _coupled_groups(self) -> ChannelGroups:
+        if self.example is None or self.run.shards is not None:
+            raise InputError(
+                "early_bird with coupled channels looks at how the whole model is connected: give"
+                " data=[x], an input of the model, and no shards."
+            )
+        found = read_channels(self.run.model, self.example)
+        return ChannelGroups(found, [part.norm_name for part in self._channels])
 
     def loss_term(self) -> torch.Tensor | None:
         """L1 on all gammas while searching."""
@@ -218,6 +239,10 @@ class EarlyBirdChannels(EarlyBird):
             checked_scores(part.norm_name, part.norm.weight.detach().abs()).float()
             for part in self._channels
         ]
+        if self._groups is not None:
+            budget: Any = self.budget
+            masks = self._groups.kept(sizes, self.density, budget)
+            return [mask.to(size.device) for mask, size in zip(masks, sizes, strict=True)]
         if self.budget == "uniform":
             # One at least: a layer without any would give a constant.
             return [

@@ -88,7 +88,7 @@ def grow_faults(train: Raw) -> Found:
     yield from _schedule_faults(train, [g for g in growths if isinstance(g, Mapping)])
     model = train.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
-    if name in ("mlp", "cnn"):
+    if name in ("mlp", "cnn", "squeezenet", "shift-net"):
         yield "grow", f"{name} has no residual stream that could grow; gpt and encoder have."
 
 

@@ -46,6 +46,8 @@ Task = Literal["images", "text", "labelled", "clicks", "graph"]
 ModelName = Literal[
     "mlp",
     "cnn",
+    "squeezenet",
+    "shift-net",
     "gpt",
     "encoder",
     "dlrm",
@@ -58,7 +60,7 @@ ModelName = Literal[
 ]
 # Task -> models that fit it; the first one is the default.
 _TASK_MODELS = {
-    "images": ("mlp", "cnn"),
+    "images": ("mlp", "cnn", "squeezenet", "shift-net"),
     "text": ("gpt",),
     "labelled": ("encoder",),
     "clicks": ("dlrm",),
@@ -72,7 +74,7 @@ _OWNERS = {
         "activation": ("mlp",),
         "tied": ("gpt",),
         "experts": ("gpt",),
-        "layers": ("mlp", "cnn", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
+        "layers": ("mlp", "cnn", "shift-net", "gpt", "encoder", *NODE_MODELS, *LINK_MODELS),
         "dropout": NODE_MODELS,
         "bottom": ("dlrm",),
         "top": ("dlrm",),
@@ -106,7 +108,8 @@ class Architecture(Settings):
     """The model that is built; sizes of inputs and outputs come from the data."""
 
     name: ModelName
-    """mlp and cnn for images, gpt for text, encoder for labels, dlrm for clicks; else graphs."""
+    """mlp, cnn, squeezenet and shift-net for images, gpt for text, encoder for labels, dlrm for
+    clicks; else graphs."""
     width: Size = 128
     """Features of a layer, channel or row of a table."""
     layers: int = Field(default=2, ge=1, le=1024)
@@ -258,8 +261,9 @@ class Train(StageSettings):
     """How zeros come; null: dense, or the masks that are there."""
     grow: Annotated[tuple[GrowSettings, ...], BeforeValidator(as_list)] = Field((), max_length=16)
     """When the model becomes larger, in this order."""
-    compaction: Literal["auto", "off", "jit", "kernel", "resident", "samo"] = "auto"
-    """Once masks are final: auto measures each layer's mode, off stays masked; samo: see memory."""
+    compaction: Literal["auto", "off", "jit", "kernel", "resident", "samo", "slim"] = "auto"
+    """Once masks are final: auto measures each layer's mode, off stays masked, slim cuts channels
+    out; samo: see memory."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     log_every: RunSteps = 10
@@ -280,6 +284,7 @@ class Train(StageSettings):
             _mesh_faults,
             _best_faults,
             _samo_faults,
+            _slim_faults,
             grow_faults,
             clicks_faults,
             graph_faults,
@@ -378,6 +383,20 @@ def _samo_faults(train: Raw) -> Found:
     for axis in others if isinstance(mesh, Mapping) else ():
         if mesh.get(axis, 1) != 1:
             yield f"mesh.{axis}", "compaction: samo goes with data only. Set it to 1."
+
+
+def _slim_faults(train: Raw) -> Found:
+    if train.get("compaction") != "slim":
+        return
+    settings: Any = train.get("optimizer")
+    if isinstance(settings, Mapping) and settings.get("master", "fp32") != "fp32":
+        yield "optimizer.master", "must be fp32 with compaction: slim, whose layers are dense."
+    if train.get("grow"):
+        yield "grow", "does not go with compaction: slim."
+    mesh: Any = train.get("mesh")
+    for axis in AXES if isinstance(mesh, Mapping) else ():
+        if mesh.get(axis, 1) != 1:
+            yield f"mesh.{axis}", "compaction: slim is for one process. Set it to 1."
 
 
 def _settings_faults(section: str, given: Raw, name: Any) -> Found:
