@@ -53,7 +53,7 @@ struct PanelWeight final : PackedWeight {
 
 }  // namespace
 
-const PanelKernels& panel_kernels(Isa isa) {
+const PanelKernels& panel_kernels([[maybe_unused]] Isa isa) {
 #ifdef GOSSAMER_X86
   return pick(isa, reference::panel_kernels, avx2::panel_kernels, avx512::panel_kernels);
 #else

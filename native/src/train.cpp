@@ -19,7 +19,7 @@ int tile_width(const int* widths, int64_t left) {
 
 }  // namespace
 
-const SampledKernels& sampled_kernels(Isa isa) {
+const SampledKernels& sampled_kernels([[maybe_unused]] Isa isa) {
 #ifdef GOSSAMER_X86
   return pick(isa, reference::sampled_kernels, avx2::sampled_kernels, avx512::sampled_kernels);
 #else
