@@ -112,7 +112,7 @@ def test_no_page_holds_the_marks_of_a_merge():
 
 
 def test_source_files_named_in_documents_exist():
-    folders = (ROOT, ROOT / "src" / "gossamer")
+    folders = (ROOT, ROOT / "src" / "gossamer", ROOT / "tests")
     for page in [*PAGES, *ROOT.glob("*.md")]:
         for name in re.findall(r"`([\w/]+/[\w.-]+\.(?:py|hpp|cpp|sh))`", page.read_text()):
             assert any((folder / name).exists() for folder in folders), (page.name, name)
