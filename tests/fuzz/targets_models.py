@@ -179,5 +179,5 @@ def read_gguf(folder: Path) -> object:
     if zlib.crc32(path.read_bytes()) % 20 == 0:
         return load_gguf(path)
     # Building the model is the reader of Hugging Face directories, and takes most of the time.
-    with patch("gossamer.io.gguf.file.from_tensors"):
+    with patch("gossamer.io.huggingface.from_tensors"):
         return load_gguf(path)
