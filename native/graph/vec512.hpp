@@ -24,7 +24,11 @@ struct GraphVec {
   static void store(float* p, Type v) { _mm512_storeu_ps(p, v); }
   static void store(float* p, Type v, Mask m) { _mm512_mask_storeu_ps(p, m, v); }
   // Past the caches, to a whole vector's multiple; `fence` before others read it.
+#ifdef GOSSAMER_EMULATED_AVX512  // SIMDe does not have it
+  static void stream(float* p, Type v) { _mm512_storeu_ps(p, v); }
+#else
   static void stream(float* p, Type v) { _mm512_stream_ps(p, v); }
+#endif
   static void fence() { _mm_sfence(); }
   // bfloat16, the upper half of a float.
   static Type load(const uint16_t* p) {

@@ -112,9 +112,9 @@ class Oracle {
   Matrix product(Matrix x, const Weight& weight, const std::vector<float>& bias) {
     Matrix y(tokens_ * weight.rows), stored(weight.dense.begin(), weight.dense.end());
     if (rounding_.in_int8()) {
-      for (int64_t t = 0; t < tokens_; ++t) store(&x[t * weight.columns], weight.columns);
+      for (int64_t t = 0; t < tokens_; ++t) store(x.data() + t * weight.columns, weight.columns);
       for (int64_t r = 0; r < weight.rows; ++r) {
-        const double largest = largest_of(&stored[r * weight.columns], weight.columns);
+        const double largest = largest_of(stored.data() + r * weight.columns, weight.columns);
         for (int64_t i = r * weight.columns; i < (r + 1) * weight.columns; ++i)
           if (weight.mask[i]) stored[i] = rounding_.stored(stored[i], largest);
       }
