@@ -23,7 +23,6 @@ CHECKED = (*BUILT, "3.13")
 # From torch, which is imported first: a second copy would be a second pool of threads.
 TORCHS_OWN = "libgomp.so.1"
 _OPTIONS = ("STATIC_RUNTIME", "WERROR")
-FROM_DIST = ("--no-index", "--no-deps", "--find-links", DIST, "gossamer")
 
 
 def main() -> None:
@@ -101,10 +100,20 @@ def build_wheel(python: str) -> None:
     run(tools / "python", "-m", "auditwheel", *options, PATH=path)
 
 
+def wheel_of(number: str) -> Path:
+    """The wheel below `dist/` for one interpreter: its own, from 3.12 on the one for all."""
+    minor = int(number.partition(".")[2])
+    tag = "cp312-abi3" if minor >= 12 else f"cp3{minor}-cp3{minor}"
+    found = next(DIST.glob(f"gossamer-*-{tag}-*.whl"), None)
+    if found is None:
+        sys.exit(f"dist/ has no wheel {tag} for Python {number}; build it with --pythons.")
+    return found
+
+
 def check_loading(number: str, python: str) -> None:
-    """The native module of the wheel that pip would take is loaded and lists its kernels."""
+    """The native module of the wheel for this interpreter is loaded and lists its kernels."""
     bin_ = environment(python, "loaded", "numpy")
-    run(bin_ / "pip", "install", "-q", *FROM_DIST)
+    run(bin_ / "pip", "install", "-q", "--no-deps", wheel_of(number))
     code = """
 import importlib.util, sysconfig, pathlib
 folder = pathlib.Path(sysconfig.get_path("purelib"), "gossamer", "ops")
@@ -126,8 +135,8 @@ def check(number: str, python: str, *, pure: bool = False) -> None:
     constraints.write_text("torch==2.13.0\n")
     bin_ = environment(python, f"check-{name}", "torch", "-c", str(constraints))
     path = f"{bin_}{os.pathsep}{WORK / 'no-compiler'}"
-    wheel = [*DIST.glob("*none-any.whl"), "--no-deps"] if pure else FROM_DIST
-    run(bin_ / "pip", "install", "-q", *wheel, PATH=path)
+    wheel = next(DIST.glob("*none-any.whl")) if pure else wheel_of(number)
+    run(bin_ / "pip", "install", "-q", "--no-deps", wheel, PATH=path)
     extras = ("gossamer", "-c", constraints, "pytest", "pytest-timeout", "hypothesis")
     run(bin_ / "pip", "install", "-q", *extras, PATH=path)
     home = WORK / f"home-{name}-{number}"
